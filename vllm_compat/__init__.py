@@ -1,0 +1,1 @@
+"""Stable factories for vLLM's internals."""
