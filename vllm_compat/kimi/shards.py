@@ -22,8 +22,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 
 from vllm_compat import StoreError
+
+from .files import sha256_file
 
 FORMAT = 1
 INDEX = "index.json"
@@ -163,6 +166,19 @@ def check_shapes(file: Path, provenance: Provenance) -> None:
                 raise damaged(file.parent, file.name, f"{name} is {one.dtype}, not {dtype}")
 
 
+def read_shard(file: Path) -> tuple[Provenance, dict[str, Any]]:
+    """Provenance and index entry of a shard, made from the file alone; StoreError unless it is whole."""
+    samples = read_samples(file)
+    with safe_open(str(file), framework="pt") as handle:
+        metadata = handle.metadata()
+    provenance = Provenance.from_json(json.loads(metadata["provenance"]))
+    check_shapes(file, provenance)
+    if crc_of(load_file(file)) != metadata["crc32"]:
+        raise damaged(file.parent, file.name, "its tensors do not match the CRC in its metadata")
+    entry = {"file": file.name, "bytes": file.stat().st_size, "sha256": sha256_file(file), "samples": samples}
+    return provenance, entry
+
+
 def crc_of(tensors: Mapping[str, torch.Tensor]) -> str:
     """CRC-32 of a shard's tensors, hex: cheap (7 GB/s) and enough to tell a whole shard from a broken one."""
     crc = 0
@@ -176,5 +192,5 @@ def damaged(path: Path, file: str, what: str) -> StoreError:
         f"shard {file} of {path}",
         needed="the shard as it was written",
         found=what,
-        advice="restore it from a copy; or set it aside with `vllm-compat kimi verify --repair` and extract again",
+        advice="restore a copy; or set it aside with `vllm-compat kimi verify --repair` and extract again",
     )

@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from vllm_compat import StoreError
 
@@ -29,12 +29,11 @@ from .shards import (
     TENSORS,
     Provenance,
     Sample,
-    check_shapes,
     check_size,
     crc_of,
     damaged,
     read_index,
-    read_samples,
+    read_shard,
 )
 
 _SET_ASIDE = ".damaged"
@@ -53,7 +52,7 @@ class StoreWriter:
     def __init__(self, path: str | Path, provenance: Provenance, shard_bytes: int) -> None:
         self.path, self.provenance, self.shard_bytes = Path(path), provenance, shard_bytes
         self.recovered: list[str] = []
-        self._buffer: list[Sample] = []
+        self._buffered: dict[str, Sample] = {}
         self._buffered_bytes = 0
         self._lock = _lock(self.path)
         try:
@@ -68,7 +67,7 @@ class StoreWriter:
         is refused: an id that is here already, a wrong shape or dtype, NaN or infinity.
         """
         sample = self._checked(sample)
-        self._buffer.append(sample)
+        self._buffered[sample.sample_id] = sample
         self._buffered_bytes += sample.hidden_states.nbytes
         if self._buffered_bytes >= self.shard_bytes:
             self.flush()
@@ -77,13 +76,15 @@ class StoreWriter:
         """Publish what is buffered as one shard. On an error (full disk) nothing on disk changes and the
         buffer stays.
         """
-        if not self._buffer:
+        if not self._buffered:
             return
         samples, start = [], 0
-        for sample in self._buffer:
+        for sample in self._buffered.values():
             samples.append({"id": sample.sample_id, "start": start, "length": len(sample.token_ids)})
             start += len(sample.token_ids)
-        tensors = {name: torch.cat([getattr(sample, name) for sample in self._buffer]) for name in TENSORS}
+        tensors = {
+            name: torch.cat([getattr(sample, name) for sample in self._buffered.values()]) for name in TENSORS
+        }
         path = self.path / f"shard-{_next_number(self.path, self._shards):06d}.safetensors"
         provenance = json.dumps(self.provenance.to_json())
         metadata = {"samples": json.dumps(samples), "crc32": crc_of(tensors), "provenance": provenance}
@@ -93,7 +94,7 @@ class StoreWriter:
             checksum, size = sha256_file(temporary), temporary.stat().st_size
             publish(temporary, path)
             self._shards.append({"file": path.name, "bytes": size, "sha256": checksum, "samples": samples})
-            self._buffer, self._buffered_bytes = [], 0
+            self._buffered, self._buffered_bytes = {}, 0
             self.done |= {item["id"] for item in samples}
             _write_index(self.path, self.provenance, self._shards)
         except (OSError, SafetensorError) as error:
@@ -138,7 +139,7 @@ class StoreWriter:
         shape = (len(sample.token_ids), len(p.layers), p.hidden_size)
         problems = {
             "its id is in the store already": sample.sample_id in self.done
-            or any(sample.sample_id == other.sample_id for other in self._buffer),
+            or sample.sample_id in self._buffered,
             "it has no tokens": shape[0] == 0,
             f"hidden_states is {tuple(states.shape)}, not {shape}": tuple(states.shape) != shape,
             f"hidden_states is {states.dtype}, not {DTYPES[p.dtype]}": states.dtype != DTYPES[p.dtype],
@@ -185,7 +186,7 @@ class StoreWriter:
 
     def _adopt(self, file: Path, shards: list[dict[str, Any]], known: set[str]) -> None:
         try:
-            there, entry = _read_shard(file)
+            there, entry = read_shard(file)
             twice = known & {item["id"] for item in entry["samples"]}
             if twice:
                 raise damaged(
@@ -215,7 +216,7 @@ def repair(path: str | Path) -> list[str]:
         for shard in shards:
             try:
                 check_size(path, shard)
-                if _read_shard(path / shard["file"]) != (provenance, shard):
+                if read_shard(path / shard["file"]) != (provenance, shard):
                     raise damaged(path, shard["file"], "checksum or samples differ from the index")
                 kept.append(shard)
             except StoreError as error:
@@ -228,19 +229,6 @@ def repair(path: str | Path) -> list[str]:
         return said
     finally:
         os.close(lock)
-
-
-def _read_shard(file: Path) -> tuple[Provenance, dict[str, Any]]:
-    """Provenance and index entry of a shard, made from the file alone; StoreError unless it is whole."""
-    samples = read_samples(file)
-    with safe_open(str(file), framework="pt") as handle:
-        metadata = handle.metadata()
-    provenance = Provenance.from_json(json.loads(metadata["provenance"]))
-    check_shapes(file, provenance)
-    if crc_of(load_file(file)) != metadata["crc32"]:
-        raise damaged(file.parent, file.name, "its tensors do not match the CRC in its metadata")
-    entry = {"file": file.name, "bytes": file.stat().st_size, "sha256": sha256_file(file), "samples": samples}
-    return provenance, entry
 
 
 def _write_index(path: Path, provenance: Provenance, shards: list[dict[str, Any]]) -> None:
