@@ -1,7 +1,7 @@
 """UNSET, the value of an option that the caller did not give.
 
-``None`` is a value that vLLM itself understands (no sampling parameters, no LoRA), so it cannot also mean "not given":
-an unset option is left out of the call, ``None`` is passed on.
+``None`` is a value that vLLM itself understands (no sampling parameters, no LoRA), so it cannot also mean
+"not given": an unset option is left out of the call, ``None`` is passed on.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ __all__ = ["UNSET", "Unset"]
 class Unset(enum.Enum):
     """Type of `UNSET`. An enum with one member, so that type checkers narrow on ``value is UNSET``.
 
-    It pickles, copies and deep-copies to itself. It has no truth value: ``if option:`` and ``option or default`` would
-    treat unset like ``None``, ``0`` and ``""``, which is the mistake that it exists to prevent, so they raise TypeError.
+    It pickles, copies and deep-copies to itself. It has no truth value: ``if option:`` and ``option or
+    default`` would take unset for ``None``, ``0`` or ``""``, the very mistake it is here to prevent, so
+    they raise TypeError.
     """
 
     UNSET = "UNSET"

@@ -1,12 +1,11 @@
-"""Every error of vllm_compat: one base class, and fields that say what was asked, needed, found, and what to do.
+"""The errors of vllm_compat: one base class, whose fields say what was asked, needed, found, and what to do.
 
-A caller who wants to react to an error reads the fields; a person reads ``str(error)``, one paragraph made of the same
-fields in the same order::
+A caller who wants to react reads the fields; a person reads ``str(error)``, one paragraph of the same::
 
-    Request.kv_hints — needs: vLLM 0.31.0 or newer — here: vLLM 0.28.0+cu129 (distribution vllm) — do: leave kv_hints
-    unset, or upgrade vLLM
+    Request.kv_hints — needs: vLLM 0.31.0 or newer — here: vLLM 0.28.0+cu129 (distribution vllm)
+    — do: leave kv_hints unset, or upgrade vLLM
 
-All of them survive pickling (vLLM sends exceptions between its processes) with every field, subclass or not.
+They survive pickling with every field, those of subclasses too: vLLM sends exceptions between its processes.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ __all__ = [
 
 
 def _restore(cls: type[VllmCompatError], state: dict[str, Any]) -> VllmCompatError:
-    # Not through __init__: a subclass may require arguments of its own, and the state already holds what it made of them.
+    # Not through __init__: a subclass may require arguments of its own, and the state is what it made of
+    # them.
     error = cls.__new__(cls)
     error.__dict__.update(state)
     return error
@@ -71,7 +71,8 @@ class VllmCompatError(Exception):
         return " — ".join(part for part in parts if part) or type(self).__name__
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("__"))
+        shown = {name: value for name, value in vars(self).items() if not name.startswith("__")}
+        fields = ", ".join(f"{name}={value!r}" for name, value in shown.items())
         return f"{type(self).__name__}({fields})"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -83,11 +84,11 @@ class VllmNotInstalled(VllmCompatError):
 
 
 class UnsupportedRelease(VllmCompatError):
-    """The installed vLLM is outside what vllm_compat can serve, or is known to be broken for what was asked."""
+    """The installed vLLM is outside what vllm_compat can serve, or is known to be broken for this."""
 
 
 class UnsupportedField(VllmCompatError):
-    """An option that the caller set cannot be expressed in the installed vLLM; dropping it silently would be a bug.
+    """The installed vLLM cannot express an option that the caller set; dropping it silently would be a bug.
 
     Args:
         symbol: The option, qualified by the vLLM class that lacks it ("Request.kv_hints").
@@ -144,7 +145,7 @@ class SignatureMismatch(VllmCompatError):
 
 
 class HashFunctionMismatch(VllmCompatError):
-    """NONE_HASH was initialised with another hash function in this process; hashes already made would not match."""
+    """This process initialised NONE_HASH with another function; the hashes made so far would not match."""
 
 
 class CaptureError(VllmCompatError):
@@ -152,7 +153,7 @@ class CaptureError(VllmCompatError):
 
 
 class StoreError(VllmCompatError):
-    """A store of samples on disk is damaged, belongs to something else, or is being written by another process."""
+    """A store of samples on disk is damaged, holds something else, or is being written by another process."""
 
 
 class ConfigError(VllmCompatError):
