@@ -1,0 +1,112 @@
+"""What an adapter is: the knowledge of one surface of vLLM over one range of releases."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from vllm_compat._unset import UNSET
+from vllm_compat.adapters.signature import Signature, signature_of
+from vllm_compat.errors import UnsupportedField
+from vllm_compat.installed import installed
+
+Release = tuple[int, ...]
+
+
+def resolve(symbol: str) -> Any:
+    """The live object behind ``"module:attribute.path"``.
+
+    Raises:
+        ImportError: the module is not there. AttributeError: the module has no such name.
+    """
+    module, _, path = symbol.partition(":")
+    value: Any = importlib.import_module(module)
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+@dataclass(frozen=True)
+class Need:
+    """A symbol that an adapter calls, and how.
+
+    Args:
+        symbol: ``"vllm.v1.request:Request"``.
+        passes: Parameters that the adapter always passes. Each must exist, and no other may be required.
+        options: Parameters that it passes only when the caller set them; the value is the first release known to
+            have the parameter ("" when every release that this adapter serves has it).
+        bound: The symbol is a method reached through an instance, so its first parameter is not ours to pass.
+    """
+
+    symbol: str
+    passes: tuple[str, ...] = ()
+    options: Mapping[str, str] | None = None
+    bound: bool = False
+
+    @property
+    def short(self) -> str:
+        return self.symbol.partition(":")[2]
+
+    def live(self) -> Signature:
+        return signature_of(resolve(self.symbol), symbol=self.symbol, bound=self.bound)
+
+    def misfit(self, live: Signature) -> str:
+        """Why the live signature does not fit; "" when it does."""
+        missing = [name for name in self.passes if not live.accepts(name)]
+        supplied = {*self.passes, *(self.options or ())}
+        unmet = [name for name in live.required if name not in supplied]
+        parts = []
+        if missing:
+            parts.append(f"{self.short} takes no {', '.join(missing)}")
+        if unmet:
+            parts.append(f"{self.short} requires {', '.join(unmet)}")
+        return "; ".join(parts)
+
+
+class Adapter:
+    """One surface over one range of releases, from ``since`` until the next class of the same file takes over.
+
+    A subclass states in ``needs`` every symbol it calls; that is what the live signature is checked against before its
+    first use, and what the contract tests check against every recorded release.
+    """
+
+    surface: ClassVar[str]
+    since: ClassVar[Release]
+    needs: ClassVar[tuple[Need, ...]] = ()
+
+    @classmethod
+    def label(cls) -> str:
+        return f"{cls.surface} since {'.'.join(map(str, cls.since))}"
+
+    @staticmethod
+    def construct(need: Need, options: Mapping[str, Any]) -> Any:
+        """Call ``need`` with keywords only, leaving out what is UNSET.
+
+        Raises:
+            UnsupportedField: an option that the caller set does not exist in the installed release.
+        """
+        return Adapter.construct_class(need, resolve(need.symbol), options)
+
+    @staticmethod
+    def construct_class(need: Need, target: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+        """As ``construct``, for a callable that stands in for the one ``need`` names (a subclass, a bound method)."""
+        live = signature_of(target, symbol=need.symbol)
+        given = {name: value for name, value in options.items() if value is not UNSET}
+        for name in given:
+            if not live.accepts(name):
+                refuse(need, name)
+        return target(**given)
+
+
+def refuse(need: Need, name: str) -> None:
+    """Raise UnsupportedField for an option that the caller set and this release cannot express."""
+    since = (need.options or {}).get(name, "")
+    here = installed()
+    raise UnsupportedField(
+        symbol=f"{need.short}.{name}",
+        needed=f"vLLM {since} or newer" if since else f"a vLLM whose {need.short} takes {name}",
+        found=f"vLLM {here.version} ({here.distribution or 'source tree'})",
+        advice=f"leave {name} unset" + (", or upgrade vLLM" if since else ", or use a release that has it"),
+    )

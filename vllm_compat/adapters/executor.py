@@ -1,0 +1,104 @@
+"""Executors: the class that a config asks for, and bringing its workers to the point where they can run a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm_compat.adapters.base import Adapter, Need, resolve
+from vllm_compat.errors import VllmCompatError
+
+_EXECUTOR = "vllm.v1.executor.abstract:Executor"
+
+
+class Executor_0_29(Adapter):
+    """The KV cache layout is agreed on before memory is measured (0.29.0); warm-up is a call of its own (0.27.0)."""
+
+    surface = "executor"
+    since = (0, 29, 0)
+    layout = Need(
+        "vllm.v1.attention.backends.utils:resolve_kv_cache_layout",
+        passes=("vllm_config", "supported_layouts", "kv_cache_specs"),
+    )
+    cleanup = Need("vllm.distributed:cleanup_dist_env_and_memory", options={"shutdown_ray": ""})
+    preference = Need("vllm.v1.attention.backends.utils:get_supported_kv_cache_layouts", passes=("backends",))
+    needs = (
+        layout,
+        preference,
+        cleanup,
+        Need(f"{_EXECUTOR}.get_class", passes=("vllm_config",)),
+        Need(_EXECUTOR, passes=("vllm_config",)),
+        Need(f"{_EXECUTOR}.get_kv_cache_specs", bound=True),
+        Need(f"{_EXECUTOR}.get_supported_kv_cache_layouts", bound=True),
+        Need(f"{_EXECUTOR}.set_kv_cache_layout", passes=("layout_name",), bound=True),
+        Need(f"{_EXECUTOR}.determine_available_memory", bound=True),
+        Need(f"{_EXECUTOR}.initialize_from_config", passes=("kv_cache_configs",), bound=True),
+        Need(f"{_EXECUTOR}.compile_or_warm_up_model", bound=True),
+        Need(
+            f"{_EXECUTOR}.collective_rpc",
+            passes=("method",),
+            options={"timeout": "", "args": "", "kwargs": "", "non_block": ""},
+            bound=True,
+        ),
+    )
+
+    def executor_class(self, vllm_config: Any) -> type:
+        return resolve(_EXECUTOR).get_class(vllm_config)  # type: ignore[no-any-return]
+
+    def build(self, cls: type, vllm_config: Any) -> Any:
+        """The executor with its model loaded; it cannot run before ``initialize``."""
+        return cls(vllm_config)
+
+    def kv_cache_specs(self, executor: Any) -> list[dict[str, Any]]:
+        """Layer name -> KVCacheSpec, for every worker."""
+        return executor.get_kv_cache_specs()  # type: ignore[no-any-return]
+
+    def prepare_memory(self, executor: Any, vllm_config: Any, specs: Sequence[Mapping[str, Any]]) -> None:
+        """What must happen before memory is measured: agree on the KV cache layout."""
+        supported = executor.get_supported_kv_cache_layouts()
+        layout = self.resolve_layout(vllm_config, supported, specs)
+        if any(layout not in names for names in supported):
+            # vLLM takes a layout that stands in the config unchecked, and the kernels then read the cache wrongly.
+            raise VllmCompatError(
+                f"KV cache layout {layout} of this vllm_config",
+                needed=f"one that every worker supports: {supported}",
+                advice="make a fresh config for the executor, or set VLLM_KV_CACHE_LAYOUT to one of these",
+            )
+        executor.set_kv_cache_layout(layout)
+
+    def default_layouts(self) -> list[str]:
+        """Layout names in vLLM's order of preference where no attention backend declares any."""
+        return [layout.name for layout in self.construct(self.preference, {"backends": []})]
+
+    def resolve_layout(
+        self, vllm_config: Any, supported: Sequence[Sequence[str]], specs: Sequence[Mapping[str, Any]]
+    ) -> str:
+        """Fix the layout in ``vllm_config.cache_config`` and return its name."""
+        layout = self.construct(
+            self.layout,
+            {
+                "vllm_config": vllm_config,
+                "supported_layouts": [list(names) for names in supported],
+                "kv_cache_specs": [spec for worker in specs for spec in worker.values()],
+            },
+        )
+        return layout.name  # type: ignore[no-any-return]
+
+    def available_memory(self, executor: Any) -> list[int]:
+        """Bytes for the KV cache, per worker; runs a profiling forward."""
+        return executor.determine_available_memory()  # type: ignore[no-any-return]
+
+    def initialize(self, executor: Any, kv_cache_configs: Sequence[Any]) -> None:
+        executor.initialize_from_config(list(kv_cache_configs))
+        executor.compile_or_warm_up_model()
+
+    def release(self, vllm_config: Any) -> None:
+        """Tear down the process groups that an in-process executor leaves behind, as EngineCore.shutdown does."""
+        self.construct(self.cleanup, {})
+
+    def call_workers(self, executor: Any, method: str, *args: Any) -> list[Any]:
+        """Call a method by name on every worker; one result per worker, in rank order."""
+        return executor.collective_rpc(method, args=args)  # type: ignore[no-any-return]
+
+
+ADAPTERS = (Executor_0_29,)

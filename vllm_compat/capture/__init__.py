@@ -1,0 +1,147 @@
+"""Hidden states out of a running model: per request, by position, checked for completeness.
+
+A layer id is a *boundary*: id ``k`` is the residual stream after ``k`` decoder layers. 0 are the embeddings, N (the number
+of layers) is the final state before the last norm. That is the numbering of vLLM's ``aux_hidden_state_layers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from vllm_compat.errors import CaptureError
+from vllm_compat.values import FinishedRequest
+
+if TYPE_CHECKING:
+    from vllm_compat.engine import EngineLoop
+
+__all__ = ["CapturedStates", "HiddenStatesCapture", "capture_hidden_states"]
+
+
+@dataclass(frozen=True)
+class CapturedStates:
+    """The hidden states of one request.
+
+    Attributes:
+        request_id: The request's id.
+        token_ids: The T tokens that the model was fed: the prompt and all generated tokens but the last.
+        hidden_states: torch tensor [T, L, H] on the CPU in the model's dtype; row t is the state at token t.
+        layers: The L boundary ids, ascending.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    hidden_states: Any
+    layers: tuple[int, ...]
+
+
+def capture_hidden_states(loop: EngineLoop, layers: Iterable[int]) -> HiddenStatesCapture:
+    """Capture boundaries of every request that is added to ``loop`` from now on::
+
+        with capture_hidden_states(loop, layers=(2, 30, 58, 61)) as capture:
+            for output in loop.generate(prompts, params):
+                states = capture.pop(output.request_id)
+
+    Requests captured do not *read* the prefix cache (their blocks are still written to it): states of cached tokens
+    would not be computed. They are recomputed instead, never short.
+
+    Args:
+        loop: A running EngineLoop whose workers carry our worker extension (EngineLoop sees to it).
+        layers: Boundary ids between 0 and N; duplicates are merged.
+
+    Raises:
+        CaptureError: an id out of range, a model whose decoder layers cannot be found, compiled mode, pipeline
+            parallelism, float16 DeepSeek weights (their residual is rescaled inside), or a capture already running.
+    """
+    return HiddenStatesCapture(loop, tuple(sorted(set(layers))))
+
+
+class HiddenStatesCapture:
+    """A running capture; see ``capture_hidden_states``. Close it, or use it as a context manager."""
+
+    def __init__(self, loop: EngineLoop, layers: tuple[int, ...]) -> None:
+        self._loop = loop
+        self._tracked: set[str] = set()
+        self._ready: dict[str, CapturedStates] = {}
+        self.layers = layers
+        _refuse_unsupported(loop.vllm_config)
+        answers = _call(loop, "vllm_compat_capture_start", layers)
+        #: Facts of the model: number of layers, hidden size, dtype, runner kind.
+        self.model_info: dict[str, Any] = next(answer for answer in answers if answer is not None)
+        loop.observe(self)
+
+    def on_add(self, request: Any) -> None:
+        # The attribute, not the sampling param: the request's params may be shared with the caller.
+        request.skip_reading_prefix_cache = True
+        self._tracked.add(request.request_id)
+
+    def on_finish(self, finished: FinishedRequest) -> None:
+        if finished.request_id not in self._tracked:
+            _call(self._loop, "vllm_compat_capture_drop", [finished.request_id])
+            return
+        self._tracked.discard(finished.request_id)
+        tokens = finished.prompt_token_ids + finished.token_ids
+        if finished.finish_reason == "abort":
+            # Whatever was computed before; there is nothing to be complete against.
+            _call(self._loop, "vllm_compat_capture_drop", [finished.request_id])
+            return
+        # The last generated token is never fed back to the model.
+        fed = tokens[:-1] if finished.token_ids else tokens
+        answers = _call(self._loop, "vllm_compat_capture_take", finished.request_id, len(fed))
+        states = next(answer for answer in answers if answer is not None)
+        self._ready[finished.request_id] = CapturedStates(finished.request_id, fed, states, self.layers)
+
+    def pop(self, request_id: str) -> CapturedStates:
+        """The states of a finished request; hands them over.
+
+        Raises:
+            CaptureError: the request is not finished, was aborted, was added before the capture began, or its states
+                were popped already.
+        """
+        try:
+            return self._ready.pop(request_id)
+        except KeyError:
+            raise CaptureError(
+                f"hidden states of request {request_id!r}",
+                needed="a request that was added during the capture and has finished (not aborted)",
+                found="still running" if request_id in self._tracked else "no states under this id",
+                advice="pop each request once, after the loop yields it",
+            ) from None
+
+    def close(self) -> None:
+        """Remove the hooks from the model; states already finished can still be popped."""
+        if self in self._loop._observers:
+            self._loop.unobserve(self)
+            _call(self._loop, "vllm_compat_capture_stop")
+
+    def __enter__(self) -> HiddenStatesCapture:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _call(loop: EngineLoop, method: str, *args: Any) -> list[Any]:
+    return loop.call_workers(method, *args)
+
+
+def _refuse_unsupported(vllm_config: Any) -> None:
+    parallel = vllm_config.parallel_config
+    if parallel.pipeline_parallel_size > 1:
+        raise CaptureError(
+            "hidden states of a model split over pipeline stages",
+            needed="pipeline_parallel_size 1",
+            found=str(parallel.pipeline_parallel_size),
+            advice="use tensor parallelism",
+        )
+    if not vllm_config.model_config.enforce_eager:
+        raise CaptureError(
+            "hidden states by hooks on decoder layers",
+            needed="enforce_eager=True, since compiled code does not call hooks",
+            found="enforce_eager=False",
+            advice="make_vllm_config(…, enforce_eager=True)",
+        )

@@ -1,0 +1,52 @@
+"""Finding a model's decoder layers, and the residual stream in their arguments."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from vllm_compat.errors import CaptureError
+
+
+def decoder_layers(model: Any) -> list[torch.nn.Module]:
+    """The decoder layers of a vLLM model in order; of its language model if it is multimodal.
+
+    Raises:
+        CaptureError: no list of layers where vLLM's decoder models keep it (``[language_model.]model.layers``).
+    """
+    language_model = model
+    if hasattr(model, "get_language_model"):
+        language_model = model.get_language_model()
+    elif hasattr(model, "language_model"):
+        language_model = model.language_model
+    inner = getattr(language_model, "model", language_model)
+    layers = getattr(inner, "layers", None)
+    if not isinstance(layers, torch.nn.ModuleList) or len(layers) == 0:
+        raise CaptureError(
+            f"decoder layers of {type(model).__name__}",
+            needed="a torch.nn.ModuleList at [language_model.]model.layers",
+            found=f"{type(layers).__name__} in {type(inner).__name__}",
+            advice="report the model class; hidden states of it cannot be captured yet",
+        )
+    return list(layers)
+
+
+class LayerArguments:
+    """Where a layer's ``forward`` takes ``hidden_states`` and ``residual``; some pass them by position, some by name."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        self._signature = inspect.signature(layer.forward)
+        if "hidden_states" not in self._signature.parameters:
+            raise CaptureError(
+                f"input of {type(layer).__name__}",
+                needed="a forward with a parameter hidden_states",
+                found=f"{self._signature}",
+                advice="report the model class; hidden states of it cannot be captured yet",
+            )
+
+    def stream(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(hidden_states, residual) of one call; residual is None at the first layer."""
+        bound = self._signature.bind(*args, **kwargs).arguments
+        return bound["hidden_states"], bound.get("residual")

@@ -1,0 +1,354 @@
+"""EngineLoop: executor and scheduler in this process, stepped by hand, the same for every release."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol
+
+from vllm_compat._unset import UNSET
+from vllm_compat.adapters.select import adapter
+from vllm_compat.errors import VllmCompatError
+from vllm_compat.factories import (
+    initialize_kv_cache,
+    make_executor,
+    make_scheduler,
+    make_structured_output_manager,
+)
+from vllm_compat.hashing import make_block_hasher
+from vllm_compat.values import FinishedRequest, RequestUpdate, ScheduledBatch
+
+__all__ = ["EngineLoop", "LoopObserver"]
+
+Prompt = Sequence[int] | str | Mapping[str, Any]
+
+#: The worker extension that every loop installs, so that hidden states can be captured later.
+WORKER_EXTENSION = "vllm_compat.capture.worker.HiddenStatesWorkerExtension"
+
+
+class LoopObserver(Protocol):
+    """Something that follows a loop: hidden-state capture, a progress bar."""
+
+    def on_add(self, request: Any) -> None:
+        """A native Request is about to enter the scheduler."""
+
+    def on_finish(self, finished: FinishedRequest) -> None:
+        """A request is done; called before the loop hands it out."""
+
+
+@dataclass
+class _InFlight:
+    request: Any
+    updates: list[RequestUpdate] = field(default_factory=list)
+    drafts: list[tuple[int, int]] = field(default_factory=list)
+
+
+class EngineLoop:
+    """vLLM's scheduler and executor with the loop between them in the caller's hands.
+
+    What EngineCore does in a process of its own happens here in plain calls, so that schedulers, requests and hidden
+    states are within reach. Greedy output is that of ``vllm.LLM`` token for token. The executor may still use worker
+    processes (tensor parallelism).
+
+    Args:
+        vllm_config: From ``make_vllm_config``. Its worker extension is set to ours where it has none.
+        num_blocks: Size of the KV cache in blocks; default: vLLM measures free memory.
+        scheduler_cls: "sync", "async", a Scheduler subclass, or None for what the config asks for.
+        executor_cls: An Executor subclass, or None for what the config asks for.
+        log_stats: As in vLLM's Scheduler.
+
+    Use it as a context manager, or call ``shutdown``: workers and KV cache live until then.
+    """
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        *,
+        num_blocks: int | None = None,
+        scheduler_cls: str | type | None = None,
+        executor_cls: type | None = None,
+        log_stats: bool = False,
+    ) -> None:
+        if not vllm_config.parallel_config.worker_extension_cls:
+            vllm_config.parallel_config.worker_extension_cls = WORKER_EXTENSION
+        self.vllm_config = vllm_config
+        self._scheduling = adapter("scheduler")
+        self._stepping = adapter("step")
+        self._outputs = adapter("engine_core_output")
+        self._scheduler_outputs = adapter("scheduler_output")
+        self._inputs = adapter("input_processor")
+        self._in_flight: dict[str, _InFlight] = {}
+        self._done: dict[str, FinishedRequest] = {}
+        self._observers: list[LoopObserver] = []
+        self._counter = 0
+        self._input_processor: Any = None
+        self.executor: Any = make_executor(vllm_config, executor_cls=executor_cls)
+        try:
+            self.kv_cache_config = initialize_kv_cache(self.executor, vllm_config, num_blocks=num_blocks)
+            self.structured_output_manager = make_structured_output_manager(vllm_config)
+            self.scheduler = make_scheduler(
+                vllm_config,
+                self.kv_cache_config,
+                self.structured_output_manager,
+                scheduler_cls=scheduler_cls,
+                log_stats=log_stats,
+            )
+            if getattr(self.scheduler, "connector", None) is not None:
+                self.executor.init_kv_output_aggregator(self.scheduler.connector)
+            hashing = vllm_config.cache_config.enable_prefix_caching or vllm_config.kv_transfer_config is not None
+            #: Hasher for requests of this loop; None where nothing reads hashes.
+            self.block_hasher = make_block_hasher(vllm_config, self.kv_cache_config) if hashing else None
+        except BaseException:
+            self.executor.shutdown()
+            raise
+
+    # -- requests in ------------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        prompt: Prompt,
+        sampling_params: Any,
+        *,
+        request_id: str | None = None,
+        lora_request: Any = UNSET,
+        priority: Any = UNSET,
+        cache_salt: str | None = None,
+        trace_headers: Any = UNSET,
+        arrival_time: float | None = None,
+    ) -> str:
+        """Add a request the way ``vllm.LLM`` does: validated, with the defaults of the model's generation config.
+
+        Args:
+            prompt: Token ids, or text, or one of vLLM's prompt dictionaries (multimodal data).
+            sampling_params: vLLM's SamplingParams; not changed.
+            request_id: Default: "0", "1", …
+            lora_request, priority, cache_salt, trace_headers, arrival_time: as in vLLM.
+
+        Returns:
+            The request's id.
+        """
+        if request_id is None:
+            request_id = str(self._counter)
+        if self._input_processor is None:
+            self._input_processor = self._inputs.build(self.vllm_config)
+        options = {
+            "request_id": request_id,
+            "params": sampling_params,
+            "lora_request": lora_request,
+            "priority": priority,
+            "trace_headers": trace_headers,
+            "arrival_time": time.time() if arrival_time is None else arrival_time,
+            "cache_salt": cache_salt,
+        }
+        return self.add_request(self._inputs.request(self._input_processor, prompt, options, self.block_hasher))
+
+    def add_request(self, request: Any) -> str:
+        """Add a native Request (``make_request``).
+
+        Raises:
+            VllmCompatError: the id is in use, or block hashes are needed and the request's do not fit this loop.
+        """
+        request_id: str = request.request_id
+        if request_id in self._in_flight or request_id in self._done:
+            raise VllmCompatError(
+                f"request {request_id!r}",
+                needed="an id that is not in use",
+                found="a request with this id is running or was not collected yet",
+                advice="choose another request_id, or collect the finished one first",
+            )
+        self._check_hashes(request)
+        for observer in self._observers:
+            observer.on_add(request)
+        if request.use_structured_output:
+            self.structured_output_manager.grammar_init(request)
+        self.scheduler.add_request(request)
+        self._in_flight[request_id] = _InFlight(request)
+        self._counter += 1
+        return request_id
+
+    def _check_hashes(self, request: Any) -> None:
+        if self.block_hasher is None:
+            return
+        size = adapter("block_hashing").block_sizes(self.vllm_config, self.kv_cache_config)[1]
+        expected = request.num_tokens // size
+        # From 0.33 vLLM itself stays silent when hashes are missing, and simply never caches.
+        if len(request.block_hashes) != expected:
+            raise VllmCompatError(
+                f"request {request.request_id!r} in a loop with prefix caching",
+                needed=f"{expected} block hashes (one per {size} of its {request.num_tokens} tokens)",
+                found=f"{len(request.block_hashes)} block hashes",
+                advice="make it with make_request(…, scheduler=loop.scheduler), or let loop.add make it",
+            )
+
+    # -- stepping ---------------------------------------------------------------------------------------------------
+
+    def has_unfinished(self) -> bool:
+        """Whether requests are waiting or running."""
+        return bool(self._in_flight)
+
+    def step(self) -> list[RequestUpdate]:
+        """Schedule, execute, sample and update once; returns what it brought, per request.
+
+        Finished requests are kept until ``collect`` or ``generate`` takes them.
+        """
+        # Finished ids still have to reach the workers: has_requests stays true for one step after the last finish.
+        if not self.scheduler.has_requests():
+            return []
+        scheduled = self.scheduler.schedule()
+        output = self._stepping.run(self.executor, self.scheduler, scheduled)
+        updates = [
+            self._outputs.read(o) for o in self._scheduling.outputs(self.scheduler, scheduled, output)
+        ]
+        if self.vllm_config.speculative_config is not None:
+            self._note_drafts(self._scheduler_outputs.read(scheduled), updates)
+            if not self.vllm_config.scheduler_config.async_scheduling and scheduled.total_num_scheduled_tokens:
+                self._stepping.update_drafts(self.executor, self.scheduler)
+        for update in updates:
+            self._take(update)
+        return updates
+
+    def _note_drafts(self, batch: ScheduledBatch, updates: Iterable[RequestUpdate]) -> None:
+        emitted = {update.request_id: len(update.new_token_ids) for update in updates}
+        for scheduled in batch.requests:
+            flight = self._in_flight.get(scheduled.request_id)
+            if flight is not None and scheduled.draft_token_ids and emitted.get(scheduled.request_id):
+                # Every verifying step emits the accepted drafts and one token of the target's own.
+                flight.drafts.append((len(scheduled.draft_token_ids), emitted[scheduled.request_id] - 1))
+
+    def _take(self, update: RequestUpdate) -> None:
+        flight = self._in_flight.get(update.request_id)
+        if flight is None:
+            return
+        flight.updates.append(update)
+        if update.finish_reason is not None:
+            self._finish(update.request_id, update.finish_reason, update.stop_reason)
+
+    def _finish(self, request_id: str, reason: str, stop_reason: int | str | None) -> None:
+        flight = self._in_flight.pop(request_id)
+        request, updates = flight.request, flight.updates
+        has_logprobs = any(u.logprobs is not None for u in updates)
+        finished = FinishedRequest(
+            request_id=request_id,
+            prompt_token_ids=tuple(request.prompt_token_ids or ()),
+            token_ids=tuple(token for u in updates for token in u.new_token_ids),
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            logprobs=tuple(row for u in updates for row in u.logprobs or ()) if has_logprobs else None,
+            prompt_logprobs=next((u.prompt_logprobs for u in updates if u.prompt_logprobs is not None), None),
+            num_cached_tokens=next((u.num_cached_tokens for u in updates if u.num_cached_tokens is not None), 0),
+            num_steps=sum(bool(u.new_token_ids) for u in updates),
+            draft_positions=tuple(flight.drafts),
+        )
+        self._done[request_id] = finished
+        for observer in self._observers:
+            observer.on_finish(finished)
+
+    # -- requests out -----------------------------------------------------------------------------------------------
+
+    def collect(self) -> list[FinishedRequest]:
+        """Finished requests that nobody has taken yet, in the order in which they finished."""
+        done = list(self._done.values())
+        self._done.clear()
+        return done
+
+    def abort(self, request_ids: str | Iterable[str]) -> None:
+        """Stop requests and free their blocks; they finish with reason "abort". Unknown ids are ignored, as in vLLM."""
+        self._end(request_ids, "FINISHED_ABORTED", "abort")
+
+    def finish(self, request_ids: str | Iterable[str]) -> None:
+        """Stop requests because what they brought is enough; they finish with reason "stop"."""
+        self._end(request_ids, "FINISHED_STOPPED", "stop")
+
+    def _end(self, request_ids: str | Iterable[str], status: str, reason: str) -> None:
+        ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        known = [request_id for request_id in ids if request_id in self._in_flight]
+        if known:
+            self._scheduling.finish_requests(self.scheduler, known, status)
+        for request_id in known:
+            self._finish(request_id, reason, None)
+
+    def generate(
+        self,
+        prompts: Iterable[Prompt],
+        sampling_params: Any,
+        *,
+        max_in_flight: int | None = None,
+    ) -> Iterator[FinishedRequest]:
+        """Run prompts to the end; yields them in the order given, each as soon as it and all before it are done.
+
+        Args:
+            prompts: Taken lazily, ``max_in_flight`` at a time.
+            sampling_params: One SamplingParams for all, or a sequence with one per prompt.
+            max_in_flight: Requests handed to the scheduler at once (default: twice ``max_num_seqs``, so that the batch
+                stays full while finished ones are taken).
+
+        Requests added by other calls go on beside these. If the caller stops early, the rest is aborted.
+        """
+        limit = max_in_flight or 2 * self.vllm_config.scheduler_config.max_num_seqs
+        each = iter(sampling_params) if isinstance(sampling_params, Sequence) else None
+        source = iter(prompts)
+        order: list[str] = []
+        exhausted = False
+        try:
+            while True:
+                while not exhausted and len(order) < limit:
+                    try:
+                        prompt = next(source)
+                    except StopIteration:
+                        exhausted = True
+                        break
+                    params = sampling_params if each is None else next(each)
+                    order.append(self.add(prompt, params))
+                while order and order[0] in self._done:
+                    yield self._done.pop(order.pop(0))
+                if not order:
+                    if exhausted:
+                        break
+                    continue
+                if order[0] not in self._done:
+                    self.step()
+        finally:
+            self.abort(order)
+            for request_id in order:
+                self._done.pop(request_id, None)
+        self._flush()
+
+    def _flush(self) -> None:
+        # One more step tells the workers which requests are gone; without it their states linger.
+        if not self._in_flight:
+            self.step()
+
+    # -- the rest ---------------------------------------------------------------------------------------------------
+
+    def observe(self, observer: LoopObserver) -> None:
+        """Call ``observer`` for every request from now on."""
+        self._observers.append(observer)
+
+    def unobserve(self, observer: LoopObserver) -> None:
+        """Undo ``observe``."""
+        self._observers.remove(observer)
+
+    def call_workers(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of the worker extension on every worker; results in rank order."""
+        return adapter("executor").call_workers(self.executor, method, *args)  # type: ignore[no-any-return]
+
+    def shutdown(self) -> None:
+        """Abort what is running, stop the workers, free the KV cache. A second call does nothing."""
+        if self.executor is None:
+            return
+        self.abort(list(self._in_flight))
+        self.structured_output_manager.clear_backend()
+        self.executor.shutdown()
+        self.scheduler.shutdown()
+        self.executor = None
+        adapter("executor").release(self.vllm_config)
+
+    def __enter__(self) -> EngineLoop:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()

@@ -1,0 +1,93 @@
+"""Block hashers, and the one-time initialisation of NONE_HASH that every hasher depends on.
+
+vLLM initialises ``NONE_HASH``, the parent of every first block, only inside EngineCore. A request made by hand therefore
+meets ``NameError: NONE_HASH``, and a request without a hasher meets an AssertionError, an IndexError or, from 0.33, a
+cache that silently never hits. Here the order is kept: NONE_HASH first, once, then hashers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from vllm_compat._unset import UNSET
+from vllm_compat.adapters.select import adapter
+from vllm_compat.errors import HashFunctionMismatch
+
+__all__ = ["BlockHasher", "ensure_none_hash", "make_block_hasher"]
+
+#: Request -> hashes of its full blocks that are not hashed yet.
+BlockHasher = Callable[[Any], list[bytes]]
+
+_lock = threading.Lock()
+_initialised_with: str | None = None
+
+
+def ensure_none_hash(hash_algo: str = "sha256") -> None:
+    """Initialise vLLM's NONE_HASH for ``hash_algo``, once per process. Thread-safe.
+
+    A second call with the same function does nothing; so does a call after vLLM's own EngineCore did it with the same
+    function in this process.
+
+    Args:
+        hash_algo: A name that ``CacheConfig.prefix_caching_hash_algo`` accepts: "sha256", "sha256_cbor", "xxhash", …
+
+    Raises:
+        HashFunctionMismatch: NONE_HASH already belongs to another function; hashes made with it would not match.
+        ValueError: vLLM does not know the function.
+    """
+    global _initialised_with
+    hashing = adapter("block_hashing")
+    with _lock:
+        function = hashing.hash_function(hash_algo)
+        if hashing.none_hash() is None:
+            hashing.init_none_hash(function)
+            _initialised_with = hash_algo
+            return
+        if hashing.made_by(function):
+            _initialised_with = _initialised_with or hash_algo
+            return
+        raise HashFunctionMismatch(
+            f"block hashes with {hash_algo}",
+            needed=f"a process whose NONE_HASH was initialised with {hash_algo}",
+            found=f"NONE_HASH was initialised with {_initialised_with or 'another function, by vLLM itself'}",
+            advice="use one prefix_caching_hash_algo per process, or start a new process",
+        )
+
+
+def make_block_hasher(
+    vllm_config: Any = None,
+    kv_cache_config: Any = None,
+    *,
+    block_size: Any = UNSET,
+    hash_algo: Any = UNSET,
+) -> BlockHasher:
+    """A function that hashes a request's full blocks, as vLLM's EngineCore makes it, with NONE_HASH initialised.
+
+    Args:
+        vllm_config: Where block size and hash function come from. Without it, the config that is current in
+            ``set_current_vllm_config``, else the defaults of vLLM's CacheConfig.
+        kv_cache_config: The scheduler's KVCacheConfig; models with several groups of different block sizes hash at
+            their common granularity, which only it can tell.
+        block_size: Tokens per hash, instead of the config's.
+        hash_algo: Name of the hash function, instead of the config's.
+
+    Returns:
+        A callable for ``Request(block_hasher=…)``. ``len(request.block_hashes) == num_tokens // block_size``.
+
+    Raises:
+        HashFunctionMismatch: see ``ensure_none_hash``. ValueError: unknown function or block size below 1.
+    """
+    hashing = adapter("block_hashing")
+    if block_size is UNSET or hash_algo is UNSET:
+        config = vllm_config if vllm_config is not None else hashing.current_config()
+        if hash_algo is UNSET:
+            hash_algo = hashing.cache_config(config).prefix_caching_hash_algo
+        if block_size is UNSET:
+            block_size = hashing.block_sizes(config, kv_cache_config)[1]
+    if block_size < 1:
+        raise ValueError(f"block_size must be at least 1 token, not {block_size}")
+    ensure_none_hash(hash_algo)
+    hasher: BlockHasher = hashing.make_hasher(block_size, hashing.hash_function(hash_algo))
+    return hasher

@@ -1,0 +1,101 @@
+"""Our vocabulary for what readers give back: plain frozen values, the same for every release."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["FinishedRequest", "RequestUpdate", "RunnerOutput", "ScheduledBatch", "ScheduledRequest"]
+
+
+@dataclass(frozen=True)
+class ScheduledRequest:
+    """What one step does for one request.
+
+    Attributes:
+        request_id: The request's id.
+        num_computed_tokens: Tokens whose KV entries exist before the step; the step's first row is this position.
+        num_scheduled_tokens: Rows of the step that belong to this request, draft tokens included.
+        is_new: The request's first step.
+        resumed: The request was preempted before and starts again.
+        draft_token_ids: Draft tokens that the step verifies (-1 where only the worker knows them).
+        new_block_ids: Blocks newly allocated, per KV cache group.
+    """
+
+    request_id: str
+    num_computed_tokens: int
+    num_scheduled_tokens: int
+    is_new: bool
+    resumed: bool
+    draft_token_ids: tuple[int, ...]
+    new_block_ids: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class ScheduledBatch:
+    """A SchedulerOutput as a value. ``requests`` is in the scheduler's order, which is *not* the runner's row order."""
+
+    requests: tuple[ScheduledRequest, ...]
+    total_num_scheduled_tokens: int
+    finished_request_ids: frozenset[str]
+    preempted_request_ids: frozenset[str]
+
+
+@dataclass(frozen=True)
+class RunnerOutput:
+    """A ModelRunnerOutput as a value: request ids in row order, and the token ids sampled for each."""
+
+    request_ids: tuple[str, ...]
+    token_ids: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class RequestUpdate:
+    """An EngineCoreOutput as a value: what a step brought for one request.
+
+    Attributes:
+        request_id: The request's id.
+        new_token_ids: Tokens emitted by the step.
+        finish_reason: "stop", "length", "abort", "error", "repetition", or None while the request goes on.
+        stop_reason: The stop token id or string that ended it, if any.
+        logprobs: Per new token: token id -> log-probability (natural), the emitted token first.
+        prompt_logprobs: The same per prompt position 1 … n-1; brought once, when the prompt is done.
+        num_cached_tokens: Prompt tokens taken from the prefix cache; None when the step does not say.
+    """
+
+    request_id: str
+    new_token_ids: tuple[int, ...]
+    finish_reason: str | None
+    stop_reason: int | str | None
+    logprobs: tuple[dict[int, float], ...] | None
+    prompt_logprobs: tuple[dict[int, float], ...] | None
+    num_cached_tokens: int | None
+
+
+@dataclass(frozen=True)
+class FinishedRequest:
+    """A request that is done.
+
+    Attributes:
+        request_id: The request's id.
+        prompt_token_ids: Its prompt.
+        token_ids: What was generated, the stop token included.
+        finish_reason: "stop", "length", "abort", …
+        stop_reason: The stop token id or string, if any.
+        logprobs: Per generated token, if the sampling params asked for them.
+        prompt_logprobs: Per prompt position 1 … n-1, if asked for.
+        num_cached_tokens: Prompt tokens that came from the prefix cache.
+        num_steps: Steps that emitted tokens for it; with speculative decoding each may emit several.
+        draft_positions: For each step that verified draft tokens: (drafted, accepted).
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    stop_reason: int | str | None
+    logprobs: tuple[dict[int, float], ...] | None
+    prompt_logprobs: tuple[dict[int, float], ...] | None
+    num_cached_tokens: int
+    num_steps: int
+    draft_positions: tuple[tuple[int, int], ...]
