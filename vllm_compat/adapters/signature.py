@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+__all__ = ["Kind", "Parameter", "Signature", "signature_of"]
+
+Kind = Literal["positional_only", "positional_or_keyword", "keyword_only"]
+
+_KINDS: dict[Any, Kind] = {
+    inspect.Parameter.POSITIONAL_ONLY: "positional_only",
+    inspect.Parameter.POSITIONAL_OR_KEYWORD: "positional_or_keyword",
+    inspect.Parameter.KEYWORD_ONLY: "keyword_only",
+}
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A name that can be passed by keyword, and whether it must be."""
+    """One parameter.
+
+    Attributes:
+        name: Its name; for a pydantic field with an alias, the alias.
+        required: It has no default, nor a default factory.
+        kind: How it can be passed.
+    """
 
     name: str
     required: bool
+    kind: Kind = "positional_or_keyword"
 
 
 @dataclass(frozen=True)
@@ -23,8 +38,8 @@ class Signature:
 
     Attributes:
         symbol: ``"module:attribute.path"``.
-        parameters: In order, without ``self`` and without ``*args``/``**kwargs``.
-        accepts_var_keyword: It has ``**kwargs``, so every name is accepted.
+        parameters: In order, without ``self`` and without ``*args`` and ``**kwargs``.
+        accepts_var_keyword: It has ``**kwargs``, so any name is accepted.
     """
 
     symbol: str
@@ -33,53 +48,50 @@ class Signature:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Names of all parameters, in order."""
         return tuple(parameter.name for parameter in self.parameters)
 
     @property
     def required(self) -> tuple[str, ...]:
+        """Names of the parameters without a default, in order."""
         return tuple(parameter.name for parameter in self.parameters if parameter.required)
 
     def accepts(self, name: str) -> bool:
-        """Whether ``name`` can be passed by keyword."""
-        return self.accepts_var_keyword or name in self.names
+        """Whether `name` can be passed by keyword."""
+        by_keyword = {p.name for p in self.parameters if p.kind != "positional_only"}
+        return name in by_keyword or self.accepts_var_keyword
 
 
 def signature_of(target: Any, *, symbol: str = "", bound: bool = False) -> Signature:
-    """The constructor view of ``target``.
+    """Return the constructor view of `target`.
+
+    Constructing and reading are two questions: vLLM keeps fields readable as deprecated properties after its
+    constructors stopped taking them (``EngineCoreRequest.eos_token_id`` in 0.17), so ``hasattr`` cannot
+    answer this one. ``inspect.signature`` can for plain classes, dataclasses and pydantic dataclasses
+    (``InitVar`` in, fields with ``init=False`` out), ``msgspec.Struct``, ``NamedTuple`` and functions.
 
     Args:
-        target: A class of any kind (plain, dataclass, pydantic dataclass, msgspec.Struct, NamedTuple) or a callable.
-        symbol: How to name it in messages.
-        bound: ``target`` is a function taken from its class, so its first parameter is the instance.
+        target: A class or a callable.
+        symbol: How to name it in messages; its own qualified name if empty.
+        bound: `target` is a function taken from its class, whose first parameter is the instance.
 
     Raises:
-        TypeError: it has no signature (a builtin without one).
+        TypeError: It is not callable, or a builtin whose signature Python does not know.
     """
     symbol = symbol or f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', repr(target))}"
-    if isinstance(target, type) and hasattr(target, "__struct_fields__"):
-        return _struct(target, symbol)
     try:
         parameters = list(inspect.signature(target).parameters.values())
-    except ValueError as error:
-        raise TypeError(f"{symbol} has no signature that can be read: {error}") from error
-    if bound:
-        parameters = parameters[1:]
+    except (TypeError, ValueError) as error:
+        msg = f"{symbol} has no signature that can be read: {error}"
+        raise TypeError(msg) from error
+    if bound and parameters and parameters[0].kind in _KINDS:
+        del parameters[0]
     return Signature(
         symbol,
         tuple(
-            Parameter(p.name, p.default is inspect.Parameter.empty) for p in parameters if p.kind not in _VARIADIC
+            Parameter(p.name, required=p.default is inspect.Parameter.empty, kind=_KINDS[p.kind])
+            for p in parameters
+            if p.kind in _KINDS
         ),
-        any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters),
-    )
-
-
-def _struct(target: Any, symbol: str) -> Signature:
-    # msgspec offers no inspect.signature for every version: the fields and their defaults are the constructor.
-    import msgspec
-
-    return Signature(
-        symbol,
-        tuple(
-            Parameter(field.name, field.required) for field in msgspec.structs.fields(target)
-        ),
+        accepts_var_keyword=any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters),
     )
