@@ -121,7 +121,8 @@ def random_rows(
 
     rows = []
     for i in range(count):
-        length, answered = number(8, longest), number(3, answer)
+        length = number(8, longest)
+        answered = number(3, min(answer, length - 3))
         tokens = torch.randint(0, VOCAB, (length,), generator=generator, dtype=torch.int32)
         if ids is not None:
             tokens = ids[torch.randint(0, len(ids), (length,), generator=generator)].to(torch.int32)
