@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import tomllib
+import sys
 import types
 import typing
 from collections.abc import Iterator, Sequence
@@ -18,6 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from vllm_compat import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 from .files import write_atomic
 from .settings import (
@@ -57,8 +62,10 @@ def preset_names() -> list[str]:
 
 
 def load_config(source: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """A preset's name or a TOML file, then `section.key=value` overrides (value as in TOML, or a bare word;
-    `none` leaves an optional key open). ConfigError names the valid keys for an unknown one.
+    """The configuration of a preset or a TOML file, with `section.key=value` overrides.
+
+    A value is written as in TOML, or as a bare word; `none` leaves an optional key open. ConfigError names
+    the valid keys for an unknown one.
     """
     path = _find(source)
     raw = _read(path, ())
@@ -100,7 +107,7 @@ def _find(source: str | Path) -> Path:
 
 def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
             asked=f"configuration {path}", needed="valid TOML in UTF-8", found=str(error)
@@ -114,7 +121,7 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
         raise ConfigError(
             asked=f'extends = "{base}" in {path}', needed="a chain of files that ends", found="a circle"
         )
-    merged = _read(base_path, (*chain, path.resolve()))
+    merged: dict[str, Any] = _read(base_path, (*chain, path.resolve()))
     for key, value in raw.items():
         if isinstance(value, dict) and isinstance(merged.get(key), dict):
             merged[key] = {**merged[key], **value}
@@ -184,8 +191,9 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
 
 
 def _as(value: Any, kind: Any) -> Iterator[Any]:
-    """Yields the converted value, or nothing when `value` is not of that kind. A bool is never a number
-    here.
+    """Yields the converted value, or nothing when `value` is not of that kind.
+
+    A bool is never a number here.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is types.NoneType:

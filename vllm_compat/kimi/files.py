@@ -12,9 +12,7 @@ TEMPORARY_PREFIX = ".tmp-"
 
 
 def temporary_path(path: Path) -> Path:
-    """The name under which `path` is written before it is renamed into place (same directory, so rename is
-    atomic).
-    """
+    """The name under which `path` is written before it is renamed; beside it, so that renaming is atomic."""
     return path.with_name(f"{TEMPORARY_PREFIX}{path.name}.{os.getpid()}")
 
 
@@ -28,7 +26,7 @@ def fsync_directory(path: Path) -> None:
 
 
 def publish(temporary: Path, path: Path) -> None:
-    """fsync the finished `temporary`, rename it to `path`, fsync the directory."""
+    """Fsync the finished `temporary`, rename it to `path`, fsync the directory."""
     fd = os.open(temporary, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -39,8 +37,9 @@ def publish(temporary: Path, path: Path) -> None:
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write beside, fsync, rename. On an error (a full disk) `path` is untouched and the temporary file is
-    gone.
+    """Write beside, fsync, rename.
+
+    On an error (a full disk) `path` is untouched and the temporary file is gone.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_path(path)
@@ -52,16 +51,20 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`write_atomic` of readable JSON; NaN and infinities are refused because no JSON reader need accept
-    them.
+    """`write_atomic` of readable JSON.
+
+    NaN and infinities are refused because no JSON reader need accept them.
     """
     write_atomic(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def sha256_file(path: Path) -> str:
     """Hex SHA-256 of a file's bytes, read in pieces."""
+    digest = hashlib.sha256()
     with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        while piece := stream.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def sha256_json(value: Any) -> str:

@@ -36,7 +36,7 @@ class NullProgress:
     """Shows nothing: for tests, libraries and notebooks."""
 
     @contextmanager
-    def task(self, description: str, total: float | None = None) -> Iterator[Task]:
+    def task(self, description: str, total: float | None = None) -> Iterator[Task]:  # noqa: ARG002
         yield _NullTask()
 
 
@@ -52,8 +52,9 @@ class _RichTask:
 
 
 class RichProgress:
-    """Bars on a rich console. They vanish when a task ends: the pipeline prints one lasting line per stage
-    instead.
+    """Bars on a rich console.
+
+    They vanish when a task ends: the pipeline prints one lasting line per stage instead.
     """
 
     def __init__(self, console: Any) -> None:

@@ -24,8 +24,9 @@ def _require(section: str, name: str, value: Any, ok: bool, needed: str) -> None
 
 
 class _Section:
-    """Shared checks: a field named in `_POSITIVE` is > 0, in `_NOT_NEGATIVE` >= 0, in `_CHOICES` one of a
-    list.
+    """Shared checks.
+
+    A field named in `_POSITIVE` is > 0, in `_NOT_NEGATIVE` >= 0, in `_CHOICES` one of a list.
 
     None (an option left open) passes.
     """
@@ -147,8 +148,9 @@ class VocabConfig(_Section):
 
 @dataclass(frozen=True)
 class TrainConfig(_Section):
-    """EAGLE-3 with training-time test. Training ends at whichever of `steps`, `epochs`, `max_seconds` comes
-    first.
+    """EAGLE-3 with training-time test.
+
+    Training ends at whichever of `steps`, `epochs`, `max_seconds` comes first.
 
     batch_tokens: tokens per optimiser step. ttt_decay: loss weight of TTT step k is ttt_decay**k.
     intermediate_size, num_heads: None = the target's own.

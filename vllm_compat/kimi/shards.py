@@ -36,8 +36,9 @@ TENSORS = ("token_ids", "loss_mask", "hidden_states")
 
 @dataclass(frozen=True)
 class Sample:
-    """One row with its states: token_ids int32 [T], loss_mask uint8 [T], hidden_states [T, L, H] in the
-    store's dtype.
+    """One row with its states.
+
+    `token_ids` int32 [T], loss_mask uint8 [T], hidden_states [T, L, H] in the store's dtype.
     """
 
     sample_id: str
@@ -107,8 +108,9 @@ class Provenance:
 
 
 def read_index(path: Path) -> tuple[Provenance, list[dict[str, Any]]]:
-    """Provenance and shard entries of the store at `path`; StoreError when there is none or its format is
-    another.
+    """Provenance and shard entries of the store at `path`.
+
+    StoreError when there is none or its format is another.
     """
     try:
         index = json.loads((path / INDEX).read_text(encoding="utf-8"))
@@ -188,6 +190,7 @@ def crc_of(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def damaged(path: Path, file: str, what: str) -> StoreError:
+    """The error for a shard that is not what it should be."""
     return StoreError(
         f"shard {file} of {path}",
         needed="the shard as it was written",

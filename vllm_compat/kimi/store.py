@@ -21,8 +21,7 @@ _OPEN_SHARDS = 32  # memory-mapped shards kept open per reader
 
 
 class Store:
-    """Read access to a store, also while it is being written (it shows what was in the index when it was
-    opened).
+    """Read access to a store, as of the moment it was opened; somebody may be writing to it.
 
     `store[i]` and `store.by_id(id)` map only the sample's own bytes. StoreError when there is no store, or
     when a shard is missing or not the size that the index says; `verify()` also checks every byte.
@@ -77,8 +76,9 @@ class Store:
         return self[self._by_id[sample_id]]
 
     def verify(self) -> dict[str, int]:
-        """Read every byte: sizes, checksums, and whether each shard agrees with the index. StoreError names
-        the shard.
+        """Read every byte.
+
+        Sizes, checksums, and whether each shard agrees with the index. StoreError names the shard.
 
         Returns the number of shards, samples, tokens and bytes that were checked.
         """

@@ -13,7 +13,7 @@ import json
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -36,12 +36,16 @@ from .shards import (
     read_shard,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _SET_ASIDE = ".damaged"
 
 
 class StoreWriter:
-    """Opens a store for writing, or resumes one. A context manager; only a clean exit publishes what is
-    buffered.
+    """Opens a store for writing, or resumes one.
+
+    A context manager; only a clean exit publishes what is buffered.
 
     shard_bytes: a shard is published once so many bytes of hidden states are buffered (the memory that it
     costs is twice that). StoreError: another writer has the store, its provenance differs, or an indexed
@@ -63,8 +67,10 @@ class StoreWriter:
             raise
 
     def add(self, sample: Sample) -> None:
-        """Check and buffer one sample (a copy), publishing a shard when full. StoreError names a sample that
-        is refused: an id that is here already, a wrong shape or dtype, NaN or infinity.
+        """Check and buffer one sample (a copy), publishing a shard when full.
+
+        StoreError names a sample that is refused: an id that is here already, a wrong shape or dtype, NaN or
+        infinity.
         """
         sample = self._checked(sample)
         self._buffered[sample.sample_id] = sample
@@ -73,8 +79,9 @@ class StoreWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Publish what is buffered as one shard. On an error (full disk) nothing on disk changes and the
-        buffer stays.
+        """Publish what is buffered as one shard.
+
+        On an error (full disk) nothing on disk changes and the buffer stays.
         """
         if not self._buffered:
             return
@@ -115,7 +122,7 @@ class StoreWriter:
             finally:
                 self._release()
 
-    def __enter__(self) -> StoreWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -204,9 +211,10 @@ class StoreWriter:
 
 
 def repair(path: str | Path) -> list[str]:
-    """Set damaged shards aside (`….damaged`, nothing is deleted) and take them out of the index, so that the
-    next extract makes their samples anew. Reads every byte. Returns one sentence per shard that was set
-    aside.
+    """Set damaged shards aside, so that the next extract makes their samples anew.
+
+    Reads every byte. A damaged shard becomes `….damaged` (nothing is deleted) and leaves the index. Returns
+    one sentence per shard that was set aside.
     """
     path = Path(path)
     provenance, shards = read_index(path)
@@ -219,7 +227,7 @@ def repair(path: str | Path) -> list[str]:
                 if read_shard(path / shard["file"]) != (provenance, shard):
                     raise damaged(path, shard["file"], "checksum or samples differ from the index")
                 kept.append(shard)
-            except StoreError as error:
+            except StoreError as error:  # noqa: PERF203 (a shard is gigabytes)
                 said.append(f"{shard['file']} ({len(shard['samples'])} samples): {error.found}")
         if said:
             _write_index(path, provenance, kept)
