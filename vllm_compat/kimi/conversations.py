@@ -89,13 +89,12 @@ def read_conversations(cfg: PrepareConfig, reading: Reading) -> Iterator[Convers
             return
         reading.read += 1
         try:
-            if isinstance(raw, Exception):
-                raise Malformed(str(raw))
             messages, tools = _messages(raw), _tools(raw)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            reading.refuse(
-                place, str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            )
+        except Malformed as error:
+            reading.refuse(place, str(error))
+            continue
+        except (ValueError, TypeError, KeyError, AttributeError) as error:  # a field of another type
+            reading.refuse(place, f"{type(error).__name__}: {error}")
             continue
         content = hashlib.sha256(json.dumps([messages, tools], sort_keys=True).encode()).hexdigest()
         if content in contents:
