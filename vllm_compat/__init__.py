@@ -1,6 +1,114 @@
-"""Stable factories for vLLM's internals."""
+"""Stable factories for vLLM's internals: native objects, right for whichever vLLM is installed.
 
+Importing this package imports neither vllm nor torch; every name below loads what it needs when it is first
+used.
+
+Attributes:
+    __version__: Version of this library.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# `installed` and `doctor` are functions and modules of the same name. They are bound here, before anybody
+# can import the modules alone, so that the names in this package are always the functions.
+from vllm_compat import errors
 from vllm_compat._unset import UNSET
+from vllm_compat.doctor import doctor
 from vllm_compat.installed import Installed, installed
 
-__all__ = ["UNSET", "Installed", "installed"]
+if TYPE_CHECKING:
+    from vllm_compat.capture import capture_hidden_states
+    from vllm_compat.engine import EngineLoop
+    from vllm_compat.factories import (
+        initialize_kv_cache,
+        make_executor,
+        make_kv_cache_config,
+        make_kv_cache_spec,
+        make_kv_cache_specs,
+        make_model_runner_output,
+        make_request,
+        make_sampling_params,
+        make_scheduler,
+        make_structured_output_manager,
+        make_vllm_config,
+    )
+    from vllm_compat.hashing import ensure_none_hash, make_block_hasher
+    from vllm_compat.readers import (
+        read_engine_core_output,
+        read_model_runner_output,
+        read_request,
+        read_scheduler_output,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "UNSET",
+    "EngineLoop",
+    "Installed",
+    "capture_hidden_states",
+    "doctor",
+    "ensure_none_hash",
+    "errors",
+    "initialize_kv_cache",
+    "installed",
+    "make_block_hasher",
+    "make_executor",
+    "make_kv_cache_config",
+    "make_kv_cache_spec",
+    "make_kv_cache_specs",
+    "make_model_runner_output",
+    "make_request",
+    "make_sampling_params",
+    "make_scheduler",
+    "make_structured_output_manager",
+    "make_vllm_config",
+    "read_engine_core_output",
+    "read_model_runner_output",
+    "read_request",
+    "read_scheduler_output",
+]
+
+_MODULES = {
+    "capture": ("capture_hidden_states",),
+    "engine": ("EngineLoop",),
+    "factories": (
+        "initialize_kv_cache",
+        "make_executor",
+        "make_kv_cache_config",
+        "make_kv_cache_spec",
+        "make_kv_cache_specs",
+        "make_model_runner_output",
+        "make_request",
+        "make_sampling_params",
+        "make_scheduler",
+        "make_structured_output_manager",
+        "make_vllm_config",
+    ),
+    "hashing": ("ensure_none_hash", "make_block_hasher"),
+    "readers": (
+        "read_engine_core_output",
+        "read_model_runner_output",
+        "read_request",
+        "read_scheduler_output",
+    ),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used."""
+    home = _HOME.get(name)
+    if home is None:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -64,7 +64,8 @@ class KnownBad:
 @functools.cache
 def _table() -> dict[str, Any]:
     text = resources.files("vllm_compat").joinpath("releases.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    table: dict[str, Any] = tomllib.loads(text)
+    return table
 
 
 @functools.cache

@@ -1,0 +1,89 @@
+"""The command ``vllm-compat``."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+import typer.core
+import typer.main
+
+__all__ = ["app"]
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+class _Pipeline(typer.core.TyperGroup):
+    """The commands of ``vllm_compat.kimi.cli``, which is imported only when one of them is asked for."""
+
+    def _commands(self) -> typer.core.TyperGroup:
+        from vllm_compat.kimi.cli import app as pipeline
+
+        group = typer.main.get_command(pipeline)
+        assert isinstance(group, typer.core.TyperGroup)
+        return group
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return self._commands().list_commands(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return self._commands().get_command(ctx, cmd_name)
+
+
+app = typer.Typer(
+    help="Stable factories for vLLM's internals: what is installed, what works, and the Kimi pipeline.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(
+    typer.Typer(
+        cls=_Pipeline, help="Conversations to hidden states to a served EAGLE-3 head.", no_args_is_help=True
+    ),
+    name="kimi",
+)
+
+
+@app.command()
+def doctor(
+    *,
+    as_json: JsonOption = False,
+    import_vllm: Annotated[
+        bool,
+        typer.Option("--import/--no-import", help="Import vLLM to compare its live signatures (seconds)."),
+    ] = True,
+) -> None:
+    """Say what is installed, which adapter serves which surface and why.
+
+    Exits with 1 if there are problems.
+    """
+    from vllm_compat import doctor as examine
+
+    # vLLM logs to standard output, which is for the report alone.
+    with contextlib.redirect_stdout(sys.stderr):
+        report = examine(import_vllm=import_vllm)
+    typer.echo(report.to_json() if as_json else str(report))
+    raise typer.Exit(0 if report.ok else 1)
+
+
+@app.command()
+def releases(*, as_json: JsonOption = False) -> None:
+    """List the vLLM releases that are known, and what has been proved about them."""
+    from vllm_compat import releases as table
+
+    rows = [dataclasses.asdict(release) for release in table.all_releases()]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2, default=str))
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    columns = [field.name for field in dataclasses.fields(table.Release)]
+    shown = Table(*columns, box=box.SIMPLE_HEAD)
+    for row in rows:
+        shown.add_row(*(str(row[column]) for column in columns))
+    Console().print(shown)
