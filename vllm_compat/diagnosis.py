@@ -105,7 +105,8 @@ class Report:
             yield ""
             yield "surfaces"
             for surface in self.surfaces:
-                yield _row(surface.name, f"{surface.adapter or 'NONE FITS'}: {surface.reason}", indent=2)
+                adapter = (surface.adapter or "NONE FITS").removeprefix(f"{surface.name} ")
+                yield _row(surface.name, f"{adapter}: {surface.reason}", indent=2)
         for level, title in (("hint", "hints"), ("problem", "problems")):
             chosen = [finding for finding in self.findings if finding.level == level]
             if chosen:

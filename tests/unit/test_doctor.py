@@ -210,7 +210,7 @@ vllm_compat            0.1.0, Python 3.11.7 at /usr/bin/python3
 vLLM                   unknown
 
 surfaces
-  request              request since 0.31.0: vLLM 0.32.0 names it
+  request              since 0.31.0: vLLM 0.32.0 names it
   scheduler            NONE FITS: Scheduler requires colour
 
 hints
