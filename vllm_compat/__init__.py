@@ -17,11 +17,27 @@ from typing import TYPE_CHECKING, Any
 from vllm_compat import errors
 from vllm_compat._unset import UNSET
 from vllm_compat.doctor import doctor
+from vllm_compat.errors import (
+    CaptureError,
+    ConfigError,
+    DataError,
+    ExportError,
+    HashFunctionMismatch,
+    SelfCheckFailed,
+    SignatureMismatch,
+    StoreError,
+    UnsupportedField,
+    UnsupportedRelease,
+    VllmCompatError,
+    VllmNotInstalled,
+)
 from vllm_compat.installed import Installed, installed
 
+from vllm_compat.values import FinishedRequest, RequestUpdate, RunnerOutput, ScheduledBatch, ScheduledRequest
+
 if TYPE_CHECKING:
-    from vllm_compat.capture import capture_hidden_states
-    from vllm_compat.engine import EngineLoop
+    from vllm_compat.capture import CapturedStates, HiddenStatesCapture, capture_hidden_states
+    from vllm_compat.engine import EngineLoop, LoopObserver
     from vllm_compat.factories import (
         initialize_kv_cache,
         make_executor,
@@ -47,8 +63,28 @@ __version__ = "0.1.0"
 
 __all__ = [
     "UNSET",
+    "CaptureError",
+    "CapturedStates",
+    "ConfigError",
+    "DataError",
     "EngineLoop",
+    "ExportError",
+    "FinishedRequest",
+    "HashFunctionMismatch",
+    "HiddenStatesCapture",
     "Installed",
+    "LoopObserver",
+    "RequestUpdate",
+    "RunnerOutput",
+    "ScheduledBatch",
+    "ScheduledRequest",
+    "SelfCheckFailed",
+    "SignatureMismatch",
+    "StoreError",
+    "UnsupportedField",
+    "UnsupportedRelease",
+    "VllmCompatError",
+    "VllmNotInstalled",
     "capture_hidden_states",
     "doctor",
     "ensure_none_hash",
@@ -73,8 +109,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "capture": ("capture_hidden_states",),
-    "engine": ("EngineLoop",),
+    "capture": ("CapturedStates", "HiddenStatesCapture", "capture_hidden_states"),
+    "engine": ("EngineLoop", "LoopObserver"),
     "factories": (
         "initialize_kv_cache",
         "make_executor",
