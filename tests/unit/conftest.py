@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -10,10 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import packaging
 import pytest
-
-import vllm_compat
 
 PROBE = """
 import dataclasses, json, sys
@@ -38,9 +36,10 @@ class FakeSite:
         self.path: list[Path] = [self.root]
         libraries = root / "libraries"
         libraries.mkdir()
-        for package in (packaging, vllm_compat):
-            folder = Path(str(package.__file__)).parent
-            (libraries / folder.name).symlink_to(folder)
+        # All that vllm_compat depends on for what is looked at here.
+        for name in ("vllm_compat", "packaging", *(("tomli",) if sys.version_info < (3, 11) else ())):
+            folder = Path(str(importlib.import_module(name).__file__)).parent
+            (libraries / name).symlink_to(folder)
         self._libraries = libraries
 
     def package(
