@@ -97,7 +97,8 @@ def draft_config(architecture: str = "mla", draft_vocab_size: int = 30, **change
 
 
 def random_draft(architecture: str = "mla", seed: int = 0, **changes: Any) -> Draft:
-    """Every parameter random and of natural size, norms included, so that no term of the head is negligible."""
+    """Every parameter random and of natural size, norms included, so that no term of the head is
+    negligible."""
     config = draft_config(architecture, **changes)
     draft = init_draft(config, target_head(**changes), vocab_map(config.draft_vocab_size), seed)
     generator = torch.Generator().manual_seed(seed)

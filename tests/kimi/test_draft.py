@@ -8,7 +8,7 @@ import pytest
 import torch
 from draft_heads import AUX, HIDDEN, TARGET, draft_config, random_rows, target_head, vocab_map
 
-from vllm_compat import ConfigError
+from vllm_compat.errors import ConfigError
 from vllm_compat.kimi.dataset import collate
 from vllm_compat.kimi.draft import Draft, init_draft
 from vllm_compat.kimi.draft_config import DraftConfig
@@ -84,7 +84,8 @@ def test_initialisation_is_a_function_of_the_seed() -> None:
 
 
 def test_overrides_and_head_dim() -> None:
-    """Heads and MLP width can be set; a Llama head's head_dim is the target's value width, not hidden / heads."""
+    """Heads and MLP width can be set; a Llama head's head_dim is the target's value width, not hidden /
+    heads."""
     config = DraftConfig.from_target(
         TARGET, architecture="llama", aux_layers=AUX, draft_vocab_size=30, intermediate_size=64, num_heads=4
     )
@@ -153,7 +154,8 @@ def test_unknown_rope_is_refused(settings: dict[str, object]) -> None:
 
 
 def test_softmax_factor() -> None:
-    """DeepSeek YaRN multiplies the softmax scale by mscale(all_dim)^2; attention_factor 1 turns it off (vLLM 0.32)."""
+    """DeepSeek YaRN multiplies the softmax scale by mscale(all_dim)^2; attention_factor 1 turns it off (vLLM
+    0.32)."""
     yarn = {
         "type": "yarn",
         "factor": 64.0,

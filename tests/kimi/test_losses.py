@@ -6,7 +6,7 @@ import pytest
 import torch
 from draft_heads import Row, Rows, random_draft, random_rows, target_head, vocab_map
 
-from vllm_compat import DataError
+from vllm_compat.errors import DataError
 from vllm_compat.kimi import losses
 from vllm_compat.kimi.dataset import BatchOrder, chain_starts, collate, require_chains
 from vllm_compat.kimi.losses import Teacher, TeacherHead, step_stats
@@ -105,7 +105,8 @@ def test_teacher_head() -> None:
 
 
 def test_alignment() -> None:
-    """Chains start where vLLM drafts: never for the answer's first token, never past the end or into another turn."""
+    """Chains start where vLLM drafts: never for the answer's first token, never past the end or into another
+    turn."""
     mask = torch.tensor([0, 0, 0, 1, 1, 1, 1])
     starts, depth = chain_starts(mask, 3)
 
@@ -124,8 +125,8 @@ def test_collated_teacher_positions() -> None:
             expected = rows[int(row)].hidden_states[int(start) + 1 + k, -1]
             assert torch.equal(expected, batch.finals[batch.teacher[chain, k]])
     assert sum(rows.lengths) == batch.tokens
-    assert len(batch.finals) == len({(int(r), int(s) + 1 + k) for r, s, d in
-                                     zip(batch.rows, batch.starts, batch.depth, strict=True) for k in range(d)})  # fmt: skip
+    chains = zip(batch.rows.tolist(), batch.starts.tolist(), batch.depth.tolist(), strict=True)
+    assert len(batch.finals) == len({(row, start + k) for row, start, depth in chains for k in range(depth)})
 
 
 def test_batch_is_the_sum_of_its_rows() -> None:
@@ -142,7 +143,8 @@ def test_batch_is_the_sum_of_its_rows() -> None:
 
 
 def test_weighting() -> None:
-    """Means per step, weighted by decay^k, over the weights' sum: independent of how many positions a step has."""
+    """Means per step, weighted by decay^k, over the weights' sum: independent of how many positions a step
+    has."""
     loss = weighted_loss(torch.tensor([10.0, 9.0]), torch.tensor([5, 3]), decay=0.5)
 
     assert (2.0 + 0.5 * 3.0) / 1.5 == pytest.approx(float(loss))
@@ -192,7 +194,7 @@ def test_a_mask_of_zeros_is_an_error() -> None:
         for r in random_rows(3).rows
     ]
 
-    with pytest.raises(DataError, match="zero.*markers"):
+    with pytest.raises(DataError, match=r"zero.*markers"):
         require_chains(Rows(rows))
     require_chains(Rows([*rows, random_rows(1)[0]]))
 

@@ -7,7 +7,7 @@ import torch
 from draft_heads import AUX, VOCAB, Row, Rows, draft_config, random_draft, random_rows, target_head, vocab_map
 from test_ttt import Served
 
-from vllm_compat import DataError
+from vllm_compat.errors import DataError
 from vllm_compat.kimi.draft import Draft, init_draft
 from vllm_compat.kimi.offline import estimate_acceptance
 
@@ -28,7 +28,8 @@ def easy_rows(draft: Draft, count: int = 5) -> Rows:
 
 
 def serve(draft: Draft, row: Row, drafts: int) -> tuple[list[int], list[int]]:
-    """Accepted drafts and emitted tokens of each target step, as vLLM does it for a target that says `row`."""
+    """Accepted drafts and emitted tokens of each target step, as vLLM does it for a target that says
+    `row`."""
     ids, answer = vocab_map().target_ids.tolist(), row.token_ids.tolist()
     t = int(row.loss_mask.nonzero()[0]) - 1  # the prefill emitted x_{t+1}
     accepted, emitted = [], []
@@ -48,7 +49,8 @@ def serve(draft: Draft, row: Row, drafts: int) -> tuple[list[int], list[int]]:
 
 @pytest.mark.parametrize("drafts", [1, 3])
 def test_equals_serving(drafts: int) -> None:
-    """Acceptance length, per-position rates and tokens per step of a token-by-token replay with a draft KV cache."""
+    """Acceptance length, per-position rates and tokens per step of a token-by-token replay with a draft KV
+    cache."""
     draft = random_draft()
     rows = easy_rows(draft)
     got = estimate_acceptance(draft, vocab_map(), rows, drafts)

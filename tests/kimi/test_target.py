@@ -10,7 +10,7 @@ import torch
 from draft_heads import HIDDEN, TARGET, VOCAB, target_head
 from safetensors.torch import save_file
 
-from vllm_compat import DataError
+from vllm_compat.errors import DataError
 from vllm_compat.kimi.target import TargetHead, load_text_config
 
 NAMES = {
@@ -44,7 +44,8 @@ def write(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, obje
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("prefix", ["", "language_model."])
 def test_both_layouts(tmp_path: Path, prefix: str, shards: int) -> None:
-    """K2 (flat) and K2.5 (language_model., text_config), one file or several; layers and vision are left alone."""
+    """K2 (flat) and K2.5 (language_model., text_config), one file or several; layers and vision are left
+    alone."""
     expected = target_head()
     config = TARGET if not prefix else {"model_type": "kimi_k25", "text_config": TARGET, "vision_config": {}}
     write(tmp_path, {prefix + name: getattr(expected, what) for what, name in NAMES.items()}, config, shards)
@@ -64,7 +65,7 @@ def test_tied_embeddings(tmp_path: Path) -> None:
 
     assert torch.equal(expected.embed_tokens, TargetHead.load(tmp_path).lm_head)
     write(tmp_path, tensors, TARGET)
-    with pytest.raises(DataError, match="lm_head.*tie_word_embeddings is off"):
+    with pytest.raises(DataError, match=r"lm_head.*tie_word_embeddings is off"):
         TargetHead.load(tmp_path)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from draft_heads import Rows, draft_config, random_rows, target_head, vocab_map
 
-from vllm_compat import ConfigError, DataError
+from vllm_compat.errors import ConfigError, DataError
 from vllm_compat.kimi.checkpoint import load_checkpoint
 from vllm_compat.kimi.config import TrainConfig
 from vllm_compat.kimi.draft import init_draft
@@ -59,8 +59,8 @@ def test_it_learns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("log_every", [1, 4])
 def test_resume_is_bit_exact(tmp_path: Path, log_every: int) -> None:
-    """Stopped anywhere (within an epoch, at its end, within a logging window) and resumed, the run is the same run:
-    losses, gradient norms and weights agree in every bit."""
+    """Stopped anywhere (within an epoch, at its end, within a logging window) and resumed, the run is the
+    same run: losses, gradient norms and weights agree in every bit."""
     straight = trainer(tmp_path / "a", log_every=log_every)
     straight.run(NullProgress())
     per_epoch = len(straight.order.epoch(0))
@@ -80,7 +80,8 @@ def test_resume_is_bit_exact(tmp_path: Path, log_every: int) -> None:
 
 
 def test_crash_behind_a_checkpoint(tmp_path: Path) -> None:
-    """Metrics written after the last checkpoint are cut off on the resume, and the steps are done again, equally."""
+    """Metrics written after the last checkpoint are cut off on the resume, and the steps are done again,
+    equally."""
     straight = trainer(tmp_path / "a")
     straight.run(NullProgress())
     crashing = trainer(tmp_path / "b", checkpoint_every=4)
@@ -138,7 +139,8 @@ def test_same_size_other_map_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_finished_training(tmp_path: Path) -> None:
-    """Run again it does nothing; with other settings it starts over, since there is nothing to lose half-way."""
+    """Run again it does nothing; with other settings it starts over, since there is nothing to lose
+    half-way."""
     done = trainer(tmp_path)
     done.run(NullProgress())
     again = trainer(tmp_path)
@@ -161,14 +163,15 @@ def test_more_epochs_go_on(tmp_path: Path) -> None:
 
 
 def test_one_bad_row_stops_and_is_named(tmp_path: Path) -> None:
-    """A row with an infinite state: the row is named, the weights are still finite, the checkpoint is the healthy one."""
+    """A row with an infinite state: the row is named, the weights are still finite, the checkpoint is the
+    healthy one."""
     rows = random_rows(12)
     rows[7].hidden_states[2, 1, 0] = float("inf")
     made = trainer(tmp_path, rows, checkpoint_every=1)
 
     with pytest.raises(DataError, match=r"rows c7/0 —") as caught:
         made.run(NullProgress())
-    assert "weights were not touched" in str(caught.value)
+    assert "did not touch the weights" in str(caught.value)
     assert all(torch.isfinite(tensor).all() for tensor in weights(made).values())
     loaded = load_checkpoint(tmp_path / "checkpoint")
     if loaded:
@@ -190,7 +193,8 @@ def test_time_limit(tmp_path: Path) -> None:
 
 
 def test_schedule_fits_the_time(tmp_path: Path) -> None:
-    """When the time will not do for all steps, the schedule is shortened, so that the rate still ends near 0."""
+    """When the time will not do for all steps, the schedule is shortened, so that the rate still ends near
+    0."""
     made = trainer(tmp_path, epochs=100_000, max_seconds=1.0, log_every=1000)
     made.run(NullProgress())
 

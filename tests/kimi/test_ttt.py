@@ -22,7 +22,11 @@ def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def yarn_angle(pair: int, dim: int, position: int) -> float:
     """YaRN, written from the paper's formulas for one pair of features."""
     scaling = TARGET["rope_scaling"]
-    base, factor, original = TARGET["rope_theta"], scaling["factor"], scaling["original_max_position_embeddings"]
+    base, factor, original = (
+        TARGET["rope_theta"],
+        scaling["factor"],
+        scaling["original_max_position_embeddings"],
+    )
 
     def turns_to_pair(turns: float) -> float:
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
@@ -50,7 +54,8 @@ def rotate(x: torch.Tensor, position: int, amplitude: float, interleaved: bool) 
 
 class Served:
     """vLLM's draft model and its KV cache for one request, one position at a time (deepseek_eagle3.py,
-    llama_eagle3.py, llm_base_proposer.py, all 0.32.0), written straight from there and not from the trainer."""
+    llama_eagle3.py, llm_base_proposer.py, all 0.32.0), written straight from there and not from the
+    trainer."""
 
     def __init__(self, draft: Draft) -> None:
         self.w = {name: tensor.detach() for name, tensor in draft.state_dict().items()}
@@ -60,7 +65,8 @@ class Served:
         self.cache: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
 
     def forward(self, token: int, hidden: torch.Tensor, position: int) -> torch.Tensor:
-        """Writes the slot of `position`, attends to slots 0 … position, returns the stream before the last norm."""
+        """Writes the slot of `position`, attends to slots 0 … position, returns the stream before the last
+        norm."""
         w, a = self.w, "midlayer.self_attn."
         embeds = norm(self.embed[token], w["midlayer.input_layernorm.weight"])
         x = torch.cat((embeds, norm(hidden, w["midlayer.hidden_norm.weight"])))
@@ -102,8 +108,8 @@ class Served:
         return stream + w["midlayer.mlp.down_proj.weight"] @ (gate * gate.sigmoid() * up)
 
     def propose(self, tokens: list[int], aux: torch.Tensor, put: list[int]) -> list[torch.Tensor]:
-        """Streams of the draft steps when the target has emitted `tokens` (one more than `aux` has rows) and `put` are
-        the tokens taken for the drafts. Slots of earlier proposals are overwritten, as in vLLM."""
+        """Streams of the draft steps when the target has emitted `tokens` (one more than `aux` has rows) and
+        `put` are the tokens taken for the drafts. Slots of earlier proposals are overwritten, as in vLLM."""
         for t in range(len(aux)):
             feature = self.w["fc.weight"] @ aux[t].flatten()
             hidden = self.forward(tokens[t + 1], feature, t)
@@ -140,7 +146,8 @@ def test_chains_equal_serving(architecture: str) -> None:
 
 
 def test_second_proposal_starts_clean() -> None:
-    """Keys of rejected or accepted drafts do not reach the next proposal: chains at different starts are independent."""
+    """Keys of rejected or accepted drafts do not reach the next proposal: chains at different starts are
+    independent."""
     draft, sample = random_draft(), random_rows(1)[0]
     ids, aux = sample.token_ids.tolist(), sample.hidden_states[:, : len(AUX)]
     served = Served(draft)

@@ -9,14 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_compat import ConfigError, DataError
+from vllm_compat.errors import ConfigError, DataError
 from vllm_compat.kimi.vocab import VocabMap, build_vocab, count_loss_tokens
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_tables_agree(data: st.DataObject) -> None:
-    """d2t (offsets) and t2d (mask) name the same ascending ids; specials are in; the rest is the most frequent."""
+    """d2t (offsets) and t2d (mask) name the same ascending ids; specials are in; the rest is the most
+    frequent."""
     counts = torch.tensor(data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=30).filter(any)))
     special = data.draw(st.sets(st.integers(0, len(counts) - 1), max_size=4))
     size = data.draw(st.integers(max(1, len(special)), len(counts) + 2))

@@ -17,12 +17,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save
 
-from vllm_compat import DataError
+from vllm_compat.errors import DataError
 
 from .files import write_atomic
 
 
-def save_checkpoint(root: Path, step: int, weights: Mapping[str, torch.Tensor], state: dict[str, Any]) -> None:
+def save_checkpoint(
+    root: Path, step: int, weights: Mapping[str, torch.Tensor], state: dict[str, Any]
+) -> None:
     """`state` may hold tensors, numbers, strings, lists and dicts."""
     folder = root / f"step-{step:08d}"
     shutil.rmtree(folder, ignore_errors=True)
@@ -39,7 +41,7 @@ def save_checkpoint(root: Path, step: int, weights: Mapping[str, torch.Tensor], 
 
 
 def load_checkpoint(root: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
-    """Weights and state of the latest checkpoint on the CPU, or None when there is none. DataError when it is broken."""
+    """Weights and state of the latest checkpoint on the CPU, None when there is none, DataError if broken."""
     pointer = root / "latest"
     if not pointer.is_file():
         return None

@@ -1,10 +1,11 @@
 """Stored samples -> batches of draft chains.
 
-Alignment (positions of one row; x = tokens, g = aux states, f = state after the last layer, m = loss mask): a chain
-starts at t when m[t+1] and m[t+2], that is, x_{t+1} was emitted by the target and x_{t+2} is to be drafted. Those are
-exactly the positions at which vLLM drafts: the answer's first token is always the target's own. Step k predicts
-x_{t+2+k}, its teacher is the target's distribution given x_{<=t+1+k}, softmax(lm_head(norm(f_{t+1+k}))), and a chain ends
-before the first x_{t+2+k} that carries no loss, so no step crosses a turn or a row.
+Alignment (positions of one row; x = tokens, g = aux states, f = state after the last layer, m = loss mask): a
+chain starts at t when m[t+1] and m[t+2], that is, x_{t+1} was emitted by the target and x_{t+2} is to be
+drafted. Those are exactly the positions at which vLLM drafts: the answer's first token is always the target's
+own. Step k predicts x_{t+2+k}, its teacher is the target's distribution given x_{<=t+1+k},
+softmax(lm_head(norm(f_{t+1+k}))), and a chain ends before the first x_{t+2+k} that carries no loss, so no
+step crosses a turn or a row.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from vllm_compat import DataError
+from vllm_compat.errors import DataError
 
 
 class Sample(Protocol):
@@ -43,8 +44,8 @@ class Samples(Protocol):
 class Batch:
     """B rows padded to T tokens, M chains over them, P teacher positions.
 
-    token_ids int64 [B, T]; features [B, T, aux * H]; finals [P, H]; rows, starts, depth int64 [M] (depth = steps the chain
-    lasts, 1 … K); teacher int64 [M, K] (row of `finals` for step k; 0 beyond the depth).
+    token_ids int64 [B, T]; features [B, T, aux * H]; finals [P, H]; rows, starts, depth int64 [M] (depth =
+    steps the chain lasts, 1 … K); teacher int64 [M, K] (row of `finals` for step k; 0 beyond the depth).
     """
 
     sample_ids: tuple[str, ...]
@@ -65,7 +66,7 @@ class Batch:
             if isinstance(value, torch.Tensor):
                 kind = dtype if value.is_floating_point() else None
                 moved[field.name] = value.to(device=device, dtype=kind, non_blocking=True)
-        return replace(self, **moved)  # type: ignore[arg-type]
+        return replace(self, **moved)
 
 
 def chain_starts(loss_mask: torch.Tensor, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,9 +86,7 @@ def collate(samples: Sequence[Sample], steps: int) -> Batch:
     longest = max(len(sample.token_ids) for sample in samples)
     layers, hidden = samples[0].hidden_states.shape[1:]
     token_ids = torch.zeros(len(samples), longest, dtype=torch.int64)
-    features = torch.zeros(
-        len(samples), longest, (layers - 1) * hidden, dtype=samples[0].hidden_states.dtype
-    )
+    features = torch.zeros(len(samples), longest, (layers - 1) * hidden, dtype=samples[0].hidden_states.dtype)
     finals: list[torch.Tensor] = []
     rows, starts, depths, teachers = [], [], [], []
     offset = 0
@@ -122,11 +121,11 @@ def collate(samples: Sequence[Sample], steps: int) -> Batch:
 
 @dataclass(frozen=True)
 class BatchOrder:
-    """Which rows make which batch: a function of (seed, epoch) and nothing else, so that a resumed run goes on exactly.
+    """Which rows make which batch: a function of (seed, epoch) alone, so that a resumed run goes on exactly.
 
-    Rows are shuffled, cut into windows, sorted by length within a window (little padding), packed up to `batch_tokens`
-    padded tokens, and the batches shuffled again. With `world` > 1 rank r takes every world-th batch; the last, incomplete
-    round is filled up from the front, so that all ranks take equally many steps.
+    Rows are shuffled, cut into windows, sorted by length within a window (little padding), packed up to
+    `batch_tokens` padded tokens, and the batches shuffled again. With `world` > 1 rank r takes every world-th
+    batch; the last, incomplete round is filled up from the front, so that all ranks take equally many steps.
     """
 
     lengths: tuple[int, ...]
@@ -144,7 +143,9 @@ class BatchOrder:
         window = self.window * max(1, math.ceil(self.batch_tokens / mean))
         batches: list[list[int]] = []
         for i in range(0, len(order), window):
-            batches.extend(self._pack(sorted(order[i : i + window], key=lambda row: (self.lengths[row], row))))
+            batches.extend(
+                self._pack(sorted(order[i : i + window], key=lambda row: (self.lengths[row], row)))
+            )
         batches = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
         if self.world > 1:
             batches += batches[: -len(batches) % self.world]
@@ -163,7 +164,7 @@ class BatchOrder:
 
 
 def require_chains(samples: Samples) -> None:
-    """DataError when no row has a chain. Reads rows until one has (normally the first), not a terabyte of states."""
+    """DataError when no row has a chain. Reads rows until one has: normally the first, not a terabyte."""
     for index in range(len(samples)):
         if len(chain_starts(samples[index].loss_mask, 1)[0]):
             return

@@ -1,12 +1,14 @@
-"""The EAGLE-3 draft head in plain PyTorch: the same function as vLLM's, with the checkpoint's parameter names.
+"""The EAGLE-3 draft head in plain PyTorch: vLLM's function, under the checkpoint's parameter names.
 
 Sources, vLLM 0.32.0: models/deepseek_eagle3.py and models/llama_eagle3.py. At position t the head takes
 
-- the target's aux states at t, concatenated in ascending boundary order and projected by `fc` (3H -> H): the feature;
+- the target's aux states at t, concatenated in ascending boundary order and projected by `fc` (3H -> H): the
+  feature;
 - the embedding of the *next* token x_{t+1},
 
-and predicts x_{t+2}. Plain configs leave norm_before_residual, norm_output and fc_norm off, so the residual stream starts
-from the feature before `hidden_norm`, and the next step's feature is the stream *before* the last norm.
+and predicts x_{t+2}. Plain configs leave norm_before_residual, norm_output and fc_norm off, so the residual
+stream starts from the feature before `hidden_norm`, and the next step's feature is the stream *before* the
+last norm.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Midlayer(nn.Module):
-    """The head's only decoder layer. Attention itself lies between `attention_input` and `finish` (see ttt.py)."""
+    """The head's only decoder layer. Between `attention_input` and `finish`, ttt.py attends."""
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
@@ -53,8 +55,8 @@ class Draft(nn.Module):
 
     Args:
         config: Shape of the head.
-        embed_tokens: The target's embedding [V, H], frozen, not part of the state dict. May be left out (None) where only
-            the names and shapes matter.
+        embed_tokens: The target's embedding [V, H], frozen, not part of the state dict. May be left out
+            (None) where only the names and shapes matter.
     """
 
     embed_tokens: torch.Tensor
@@ -83,10 +85,10 @@ def init_draft(config: DraftConfig, target: TargetHead, vocab: VocabMap, seed: i
     """The head before its first optimiser step; the *untrained head* of an evaluation is exactly this.
 
     - `lm_head` and `norm` are copies of the target's rows of the draft vocabulary and of its final norm;
-    - `fc` passes the last aux state through and ignores the others, so that the untrained head reads the target's own
-      residual stream three layers early (a "logit lens": it knows x_{t+1}, not x_{t+2});
-    - the other matrices are normal with standard deviation 1/sqrt(fan_in), those that write to the residual stream
-      (o_proj, down_proj) a tenth of it, norms are ones.
+    - `fc` passes the last aux state through and ignores the others, so that the untrained head reads the
+      target's own residual stream three layers early (a "logit lens": it knows x_{t+1}, not x_{t+2});
+    - the other matrices are normal with standard deviation 1/sqrt(fan_in), those that write to the residual
+      stream (o_proj, down_proj) a tenth of it, norms are ones.
 
     The result depends on `seed` and the arguments only, not on the global random state. Weights are float32.
     """

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vllm_compat import ConfigError
+from vllm_compat.errors import ConfigError
 
 from .rope import ROPE_KEYS, Rope
 
@@ -19,9 +19,9 @@ MODEL_TYPES = {"mla": "kimi_k2", "llama": "llama"}
 class DraftConfig:
     """Everything that fixes the head's function and tensor shapes. Lengths are features, not bytes.
 
-    `aux_layers` are boundaries of the target, ascending, without the final one. `rope_config` holds the rope keys of the
-    target's config.json as they stand there; `rope` is what they mean. The MLA fields are unused by a Llama head and
-    `num_key_value_heads`, `head_dim` by an MLA head.
+    `aux_layers` are boundaries of the target, ascending, without the final one. `rope_config` holds the rope
+    keys of the target's config.json as they stand there; `rope` is what they mean. The MLA fields are unused
+    by a Llama head and `num_key_value_heads`, `head_dim` by an MLA head.
     """
 
     architecture: str
@@ -59,8 +59,8 @@ class DraftConfig:
     ) -> DraftConfig:
         """A head for a target whose text config is `target` (a plain dict of config.json).
 
-        `intermediate_size` and `num_heads` None take the target's (dense MLP, attention heads). ConfigError when the
-        target has no MLA for an MLA head, or an activation that vLLM's draft modules do not have.
+        `intermediate_size` and `num_heads` None take the target's (dense MLP, attention heads). ConfigError
+        when the target has no MLA for an MLA head, or an activation that vLLM's draft modules do not have.
         """
         if architecture not in ARCHITECTURES:
             raise ConfigError(
@@ -94,13 +94,12 @@ class DraftConfig:
             raise ConfigError(
                 asked="train.architecture = 'mla'",
                 needed="a target with multi-head latent attention",
-                found=f"no {', '.join(missing)} in the target's config (model_type {target.get('model_type')})",
+                found=f"no {', '.join(missing)} in the config (model_type {target.get('model_type')})",
                 advice="set train.architecture = 'llama'",
             )
         rank = target.get("q_lora_rank")
-        return cls(
-            **shared, q_lora_rank=None if rank is None else int(rank), **{key: int(target[key]) for key in mla}
-        )
+        sizes: dict[str, Any] = {key: int(target[key]) for key in mla}
+        return cls(**shared, **sizes, q_lora_rank=None if rank is None else int(rank))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; `from_dict` is the inverse."""
@@ -111,8 +110,8 @@ class DraftConfig:
         return cls(**{**value, "aux_layers": tuple(value["aux_layers"])})
 
 
-def _llama_heads(target: Mapping[str, Any], heads: int) -> dict[str, int]:
-    """A Llama head's own head_dim, always written out: hidden / heads is 112 for Kimi, and 128 is what is meant."""
+def _llama_heads(target: Mapping[str, Any], heads: int) -> dict[str, Any]:
+    """A Llama head's head_dim, always written out: hidden / heads is 112 for Kimi, and 128 is meant."""
     if target.get("kv_lora_rank"):
         return {"head_dim": int(target["v_head_dim"]), "num_key_value_heads": heads}
     head_dim = target.get("head_dim") or int(target["hidden_size"]) // int(target["num_attention_heads"])

@@ -1,6 +1,7 @@
 """Multi-head latent attention of an EAGLE-3 head: vLLM's DeepseekV2MLAAttention with a twice as wide input.
 
-Parameter names are the checkpoint's. vLLM stacks q_a_proj and kv_a_proj_with_mqa into one matrix when it loads them.
+Parameter names are the checkpoint's. vLLM stacks q_a_proj and kv_a_proj_with_mqa into one matrix when it
+loads them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ class MlaAttention(nn.Module):
 
     def queries(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """[..., heads, nope + rope]."""
-        q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x))) if hasattr(self, "q_a_proj") else self.q_proj(x)
+        q = (
+            self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+            if hasattr(self, "q_a_proj")
+            else self.q_proj(x)
+        )
         q = q.unflatten(-1, (self.heads, -1))
         plain, rotary = q.split((self.nope, self.rope_dim), dim=-1)
         return torch.cat((plain, self._rotate(rotary, positions)), dim=-1)

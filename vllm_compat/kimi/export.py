@@ -1,9 +1,9 @@
-"""A trained head as vLLM loads it: a plain Hugging Face config and one safetensors file, checked before it is written.
+"""A trained head as vLLM loads it: a plain config and one safetensors file, checked before it is written.
 
 Two things that cost others acceptance (kimi-eagle3 facts, finding 5 and field bugs E4, E11, E16):
 
-- the aux boundaries are written at top level *and* in `eagle_config`. vLLM up to 0.21 and its V2 runner read the first,
-  its V1 runner from 0.22 the second when the first is absent; both verbatim, without the final boundary;
+- the aux boundaries are written at top level *and* in `eagle_config`. vLLM up to 0.21 and its V2 runner read
+  the first, its V1 runner from 0.22 the second when the first is absent; verbatim, without the final one;
 - the rotary settings are the target's own keys, unchanged.
 
 The embedding is not written: vLLM and SGLang share the target's when the checkpoint has none.
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file, save
 
-from vllm_compat import ExportError
+from vllm_compat.errors import ExportError
 
 from .draft import Draft
 from .draft_config import ARCHITECTURES, MODEL_TYPES, DraftConfig
@@ -94,10 +94,13 @@ def export_draft(
 
     Args:
         state: `Draft.state_dict()`.
+        config: The head's shape.
+        vocab: The map that it was trained with.
         target: The target's text config, to check against.
+        out_dir: Created; both files are replaced atomically.
         dtype: Of the weights (d2t stays int64, t2d bool).
 
-    Returns tensors, parameters and bytes. ExportError lists everything that is wrong; nothing is written then.
+    Returns tensors, parameters and bytes. ExportError lists all that is wrong, and nothing is written.
     """
     tensors = {name: tensor.detach().cpu().to(_DTYPES[dtype]).contiguous() for name, tensor in state.items()}
     if not vocab.is_full:
@@ -138,7 +141,14 @@ def check_export(
 def config_from_hf(config: Mapping[str, Any], target_num_layers: int) -> DraftConfig:
     """The inverse of `hf_config`."""
     architecture = {name: kind for kind, name in ARCHITECTURES.items()}[config["architectures"][0]]
-    names = ["hidden_size", "intermediate_size", "num_attention_heads", "vocab_size", "draft_vocab_size", "rms_norm_eps"]
+    names = [
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "vocab_size",
+        "draft_vocab_size",
+        "rms_norm_eps",
+    ]
     if architecture == "mla":
         names += ["q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"]
     else:
@@ -174,13 +184,17 @@ def _config_problems(config: Mapping[str, Any], target: Mapping[str, Any]) -> li
     if architecture not in kinds:
         return [f"architecture {architecture!r}, not one of {', '.join(kinds)}"]
     if config.get("model_type") != kinds[architecture]:
-        problems.append(f"model_type {config.get('model_type')!r}, {architecture} needs {kinds[architecture]!r}")
-    for key in ("vocab_size", "hidden_size"):
-        if config.get(key) != target[key]:
-            problems.append(f"{key} {config.get(key)}, the target has {target[key]}")
+        problems.append(
+            f"model_type {config.get('model_type')!r}, {architecture} needs {kinds[architecture]!r}"
+        )
+    problems += [
+        f"{key} {config.get(key)}, the target has {target[key]}"
+        for key in ("vocab_size", "hidden_size")
+        if config.get(key) != target[key]
+    ]
     if not 0 < config.get("draft_vocab_size", 0) <= target["vocab_size"]:
         problems.append(
-            f"draft_vocab_size {config.get('draft_vocab_size')}, the target's vocabulary has {target['vocab_size']}"
+            f"draft_vocab_size {config.get('draft_vocab_size')}, the target has {target['vocab_size']} tokens"
         )
     if architecture == ARCHITECTURES["llama"] and not config.get("head_dim"):
         problems.append("no head_dim: vLLM would take hidden_size / num_attention_heads")
@@ -195,7 +209,9 @@ def _layer_problems(config: Mapping[str, Any], layers: int) -> list[str]:
     top = config.get("eagle_aux_hidden_state_layer_ids")
     nested = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     if not top or top != nested:
-        return [f"aux boundaries {top} at top level and {nested} in eagle_config; both must be there and equal"]
+        return [
+            f"aux boundaries {top} at top level and {nested} in eagle_config; both must be there and equal"
+        ]
     if list(top) != sorted(set(top)):
         return [f"aux boundaries {top} are not strictly ascending"]
     problems = []
@@ -204,7 +220,9 @@ def _layer_problems(config: Mapping[str, Any], layers: int) -> list[str]:
     if top[-1] > layers:
         problems.append(f"aux boundary {top[-1]} of a target with {layers} layers")
     elif top[-1] == layers:
-        problems.append(f"aux boundary {layers} is the final state, the teacher's; list the aux boundaries only")
+        problems.append(
+            f"aux boundary {layers} is the final state, the teacher's; list the aux boundaries only"
+        )
     elif top[-1] == layers - 1:
         problems.append(
             f"aux boundary {layers - 1} is the *input* of the last layer: a list that counts layer outputs "
@@ -223,7 +241,9 @@ def _tensor_problems(tensors: Mapping[str, torch.Tensor], shape: DraftConfig) ->
         if name.startswith("model.")
     ]
     problems += [f"{name} is missing" for name in expected if name not in weights]
-    problems += [f"{name} is unknown" for name in weights if name not in expected and not name.startswith("model.")]
+    problems += [
+        f"{name} is unknown" for name in weights if name not in expected and not name.startswith("model.")
+    ]
     for name, tensor in weights.items():
         if name in expected and tuple(tensor.shape) != expected[name]:
             problems.append(f"{name} is {list(tensor.shape)}, the config asks for {list(expected[name])}")
@@ -250,7 +270,9 @@ def _vocab_problems(tensors: Mapping[str, torch.Tensor], shape: DraftConfig) -> 
         return problems
     ids = d2t + torch.arange(len(d2t))
     if int(ids.min()) < 0 or int(ids.max()) >= shape.vocab_size:
-        return [f"d2t points to ids {int(ids.min())} … {int(ids.max())} of a vocabulary of {shape.vocab_size}"]
+        return [
+            f"d2t points to ids {int(ids.min())} … {int(ids.max())} of a vocabulary of {shape.vocab_size}"
+        ]
     if not bool((ids[1:] > ids[:-1]).all()):
         problems.append("d2t does not give ascending, distinct target ids (it holds offsets, not ids)")
     if not torch.equal(t2d.nonzero().flatten(), ids.unique()):

@@ -19,7 +19,7 @@ class RMSNorm(nn.Module):
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / rms(x) * weight over the last dim; the result has x's dtype."""
+    """Give x / rms(x) * weight over the last dim; the result has x's dtype."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return (wide * weight.float()).to(x.dtype)

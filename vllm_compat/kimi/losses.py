@@ -1,12 +1,13 @@
 """The loss of a draft step, and what it says about acceptance.
 
-Forward KL from the target to the head over the draft vocabulary: KL(p || q), p = softmax of the target's logits
-*renormalised to the draft vocabulary*, q = softmax of the head's. Its gradient is that of soft-target cross-entropy.
+Forward KL from the target to the head over the draft vocabulary: KL(p || q), p = softmax of the target's
+logits *renormalised to the draft vocabulary*, q = softmax of the head's. Its gradient is that of soft-target
+cross-entropy.
 
-A position whose most likely target token lies outside the draft vocabulary teaches nothing usable (the head can only be
-rejected there): it carries no loss, as in EAGLE, SpecForge and TorchSpec. It is not forgotten: it counts in every
-acceptance number, with agreement 0. The loss is the mean over the positions that carry it, so its scale does not depend
-on how much of a batch is prompt or padding.
+A position whose most likely target token lies outside the draft vocabulary teaches nothing usable (the head
+can only be rejected there): it carries no loss, as in EAGLE, SpecForge and TorchSpec. It is not forgotten: it
+counts in every acceptance number, with agreement 0. The loss is the mean over the positions that carry it, so
+its scale does not depend on how much of a batch is prompt or padding.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from torch.utils.checkpoint import checkpoint
 from .target import TargetHead
 from .vocab import VocabMap
 
-_MAX_LOGITS = 1 << 26  # logits held at once; more positions go through lm_head in blocks, recomputed in the backward
+# Logits held at once; more positions go through lm_head in blocks, recomputed in the backward pass.
+_MAX_LOGITS = 1 << 26
 
 
 @dataclass(frozen=True)
 class Teacher:
     """The target's answer at P positions.
 
-    logits: float32 [P, Vd] over the draft vocabulary; log_total: float32 [P], log-sum-exp over the *whole* vocabulary;
-    in_vocab: bool [P], the target's most likely token can be drafted.
+    logits: float32 [P, Vd] over the draft vocabulary; log_total: float32 [P], log-sum-exp over the *whole*
+    vocabulary; in_vocab: bool [P], the target's most likely token can be drafted.
     """
 
     logits: torch.Tensor
@@ -69,9 +71,9 @@ class TeacherHead(torch.nn.Module):
 class StepStats:
     """Sums over the positions of one draft step. `kl_sum` carries the gradient, the others do not.
 
-    scored: positions with a loss; mass: sum of sum_v min(p_full(v), q(v)), the probability that a token *sampled* from
-    the head is accepted; agree: the head's most likely token is the target's; hits: bool [m], the head's most likely
-    token is the one in the text.
+    scored: positions with a loss; mass: sum of sum_v min(p_full(v), q(v)), the probability that a token
+    *sampled* from the head is accepted; agree: the head's most likely token is the target's; hits: bool [m],
+    the head's most likely token is the one in the text.
     """
 
     kl_sum: torch.Tensor
@@ -89,6 +91,7 @@ def step_stats(
     Args:
         head: The draft's lm_head, [.., H] -> [.., Vd].
         normed: [m, H], after the draft's final norm.
+        teacher: The target's answers.
         index: int64 [m], each position's row of `teacher`.
         text_ids: int64 [m], the text's own token as a *draft* id (-1: cannot be drafted).
     """
@@ -99,10 +102,21 @@ def step_stats(
     for i in range(0, len(normed), block):
         cut = slice(i, i + block)
         parts.append(
-            checkpoint(_block_stats, head, normed[cut], teacher, index[cut], text_ids[cut], use_reentrant=False)
+            checkpoint(
+                _block_stats, head, normed[cut], teacher, index[cut], text_ids[cut], use_reentrant=False
+            )
         )
-    sums = [torch.stack([getattr(part, name) for part in parts]).sum(0) for name in ("kl_sum", "scored", "mass", "agree")]
-    return StepStats(*sums, torch.cat([part.hits for part in parts]))
+
+    def total(name: str) -> torch.Tensor:
+        return torch.stack([getattr(part, name) for part in parts]).sum(0)
+
+    return StepStats(
+        kl_sum=total("kl_sum"),
+        scored=total("scored"),
+        mass=total("mass"),
+        agree=total("agree"),
+        hits=torch.cat([part.hits for part in parts]),
+    )
 
 
 def _block_stats(

@@ -1,15 +1,16 @@
 """Acceptance length of a head without an engine: replay greedy speculative decoding over stored rows.
 
-Definition. *Acceptance length = tokens emitted per target step, the bonus token included, with k drafts.* The rows must be
-the target's own greedy text, so that the target accepts a draft exactly while it equals the row.
+Definition. *Acceptance length = tokens emitted per target step, the bonus token included, with k drafts.* The
+rows must be the target's own greedy text, so that the target accepts a draft exactly while it equals the row.
 
-At a position t whose token x_{t+1} the target has emitted, the head drafts k tokens from the target's aux states up to t,
-with its own stream and its own tokens after the first (`ttt.Chains`, the arithmetic of vLLM's proposer). With `a` of them
-right the target emits a + 1 tokens and the replay goes on at t + a + 1, as serving does. The answer's first token comes
+At a position t whose token x_{t+1} the target has emitted, the head drafts k tokens from the target's aux
+states up to t, with its own stream and its own tokens after the first (`ttt.Chains`, the arithmetic of vLLM's
+proposer). With `a` of them right the target emits a + 1 tokens and the replay goes on at t + a + 1, as
+serving does. The answer's first token comes
 from the prefill and is no step; drafts beyond the end of the row are not counted.
 
-What can differ from a served measurement: bfloat16 ties, rows cut by max_tokens, and vLLM's counters going on behind
-`<|im_end|>` within the last step of an answer.
+What can differ from a served measurement: bfloat16 ties, rows cut by max_tokens, and vLLM's counters going on
+behind `<|im_end|>` within the last step of an answer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from vllm_compat import DataError
+from vllm_compat.errors import DataError
 
 from .dataset import BatchOrder, Samples, collate
 from .draft import Draft
@@ -33,10 +34,13 @@ def estimate_acceptance(
     """Replay all rows of `samples` on the device and in the dtype of `draft`.
 
     Returns:
-        acceptance_length: 1 + accepted / steps, as vLLM's own counters give it (every step emits a bonus token).
-        tokens_per_step: emitted tokens / steps; lower, because a row's last step may end without room for the bonus.
+        acceptance_length: 1 + accepted / steps, as vLLM's own counters give it (every step emits a bonus
+            token).
+        tokens_per_step: emitted tokens / steps; lower, because a row's last step may end without room for the
+            bonus.
         per_position: list of k, share of steps in which draft 1, 2, … was accepted.
-        all_positions_length: 1 + mean accepted over *every* answer position instead of those that serving visits.
+        all_positions_length: 1 + mean accepted over *every* answer position instead of those that serving
+            visits.
         steps, drafted, accepted, rows: counts.
 
     DataError when no row has a token to draft.
@@ -78,7 +82,7 @@ def estimate_acceptance(
 def _accepted(
     draft: Draft, vocab: VocabMap, samples: list[Any], drafts: int
 ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Per row with chains: starts, accepted drafts and remaining answer tokens (at most drafts + 1) at each start."""
+    """Per row with chains: starts, accepted drafts, remaining answer tokens (drafts + 1 at most)."""
     batch = collate(samples, drafts + 1).to(draft.fc.weight.device, draft.fc.weight.dtype)
     if len(batch.rows) == 0:
         return []

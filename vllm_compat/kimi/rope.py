@@ -1,8 +1,8 @@
 """Rotary embedding of a draft head, as vLLM computes it from the config it is served with.
 
-A head must rotate exactly like its target (TorchSpec PRs 54, 58 and 61 are three ways to miss that). What the config says
-is read as transformers 5 and vLLM 0.32 read it: `rope_scaling` wins over `rope_parameters`, `rope_theta` beside them
-fills a missing one, `type` is an old spelling of `rope_type`.
+A head must rotate exactly like its target (TorchSpec PRs 54, 58 and 61 are three ways to miss that). What the
+config says is read as transformers 5 and vLLM 0.32 read it: `rope_scaling` wins over `rope_parameters`,
+`rope_theta` beside them fills a missing one, `type` is an old spelling of `rope_type`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from vllm_compat import ConfigError
+from vllm_compat.errors import ConfigError
 
 ROPE_KEYS = ("rope_parameters", "rope_scaling", "rope_theta", "max_position_embeddings")
 
@@ -23,8 +23,8 @@ ROPE_KEYS = ("rope_parameters", "rope_scaling", "rope_theta", "max_position_embe
 class Rope:
     """The normalised rope settings of a config; two configs that rotate alike give equal values.
 
-    `kind` is "default" or "yarn". None means that the config leaves it to the consumer's default, which differs between
-    vLLM's DeepSeek rotary (mscale 1, mscale_all_dim 0) and its plain YaRN.
+    `kind` is "default" or "yarn". None means that the config leaves it to the consumer's default, which
+    differs between vLLM's DeepSeek rotary (mscale 1, mscale_all_dim 0) and its plain YaRN.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Rope:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Rope:
-        """Read a text config (a plain dict of config.json). ConfigError for kinds that the draft cannot copy."""
+        """Read a text config (a plain dict of config.json); ConfigError for what a draft cannot copy."""
         raw = config.get("rope_scaling") or config.get("rope_parameters") or {}
         kind = raw.get("rope_type", raw.get("type", "default"))
         theta = float(raw.get("rope_theta") or config.get("rope_theta") or 10000.0)

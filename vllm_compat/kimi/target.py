@@ -1,8 +1,9 @@
 """The three tensors of the target that a head is trained against: embedding, final norm and lm_head.
 
-They are read straight from the checkpoint's safetensors by the ends of their names, so that a 600 GB target costs three
-tensors, and both layouts work: `model.embed_tokens.weight` (K2) and `language_model.model.embed_tokens.weight` (K2.5).
-Kimi's INT4 and FP8 checkpoints keep all three in bfloat16, so there is no dequantiser here.
+They are read straight from the checkpoint's safetensors by the ends of their names, so that a 600 GB target
+costs three tensors, and both layouts work: `model.embed_tokens.weight` (K2) and
+`language_model.model.embed_tokens.weight` (K2.5). Kimi's INT4 and FP8 checkpoints keep all three in bfloat16,
+so there is no dequantiser here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from vllm_compat import DataError
+from vllm_compat.errors import DataError
 
 from .layers import rms_norm
 
@@ -25,7 +26,7 @@ _ENDS = {"embed_tokens": "embed_tokens.weight", "norm": "norm.weight", "lm_head"
 
 @dataclass(frozen=True)
 class TargetHead:
-    """embed_tokens [V, H], norm [H], lm_head [V, H] in the checkpoint's dtype; config = the text config as a plain dict."""
+    """embed_tokens [V, H], norm [H], lm_head [V, H] as stored; config = the text config as a plain dict."""
 
     config: dict[str, Any]
     embed_tokens: torch.Tensor
@@ -37,7 +38,8 @@ class TargetHead:
     def load(cls, model: str | Path) -> TargetHead:
         """A local directory or a hub id (only the files that hold the three tensors are fetched).
 
-        DataError names the tensor that is missing, ambiguous, quantised, or of a shape that contradicts the config.
+        DataError names the tensor that is missing, ambiguous, quantised, or of a shape that contradicts the
+        config.
         """
         config = load_text_config(model)
         files = _tensor_files(model)
@@ -64,7 +66,11 @@ class TargetHead:
         expected = {"embed_tokens": (vocab, hidden), "norm": (hidden,), "lm_head": (vocab, hidden)}
         for what, shape in expected.items():
             tensor: torch.Tensor = getattr(self, what)
-            if tuple(tensor.shape) != shape or not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
+            if (
+                tuple(tensor.shape) != shape
+                or not tensor.dtype.is_floating_point
+                or tensor.dtype.itemsize < 2
+            ):
                 raise DataError(
                     asked=f"{what} of {model}",
                     needed=f"floating point {list(shape)} (config: vocab_size {vocab}, hidden_size {hidden})",
@@ -90,7 +96,7 @@ def load_text_config(model: str | Path) -> dict[str, Any]:
 
 
 def _fetch(model: str | Path, name: str) -> str:
-    """Path of one file of the model; FileNotFoundError-like DataError when a local directory lacks it."""
+    """Path of one file of the model; DataError when a local directory lacks it."""
     root = Path(model)
     if root.is_dir():
         if not (root / name).is_file():
@@ -111,7 +117,8 @@ def _tensor_files(model: str | Path) -> dict[str, str]:
 
         sharded = bool(file_exists(str(model), index))
     if sharded:
-        weights: dict[str, str] = json.loads(Path(_fetch(model, index)).read_text(encoding="utf-8"))["weight_map"]
+        listed = json.loads(Path(_fetch(model, index)).read_text(encoding="utf-8"))
+        weights: dict[str, str] = listed["weight_map"]
         return weights
     with safe_open(_fetch(model, "model.safetensors"), framework="pt") as stored:
         return dict.fromkeys(stored.keys(), "model.safetensors")

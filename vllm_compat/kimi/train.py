@@ -1,6 +1,6 @@
 """Training loop of a draft head. Needs torch and safetensors, not vLLM.
 
-`torchrun --nproc-per-node N -m vllm_compat.kimi …` trains data-parallel; every rank reads its own batches, rank 0 writes.
+Under torchrun it trains data-parallel: every rank reads its own batches, rank 0 writes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import distributed
 from torch.nn.utils import clip_grad_norm_
 
-from vllm_compat import ConfigError, DataError
+from vllm_compat.errors import ConfigError, DataError
 
 from .checkpoint import load_checkpoint, save_checkpoint
 from .dataset import Batch, BatchOrder, Samples, collate, require_chains
@@ -53,7 +53,9 @@ class Trainer:
         draft: The head at its initialisation (overwritten when a checkpoint is there).
         samples: The extracted rows.
         folder: Receives metrics.jsonl and checkpoint/.
-        identity: JSON-able facts that must not change between the runs of one training (data, target, aux layers); the
+        target: Supplies the teacher's norm and lm_head.
+        vocab: The draft vocabulary.
+        identity: JSON-able facts that must not change between the runs of one training (data, target); the
             head's shape, the vocabulary map and the hyperparameters that shape a step are added here.
         seed: Of the batch order.
 
@@ -113,19 +115,20 @@ class Trainer:
         self.finished = False
         self._restore()
 
-    def run(self, progress: Progress, stop: Callable[[int], bool] = lambda step: False) -> dict[str, Any]:
-        """Train to the end (or until `stop(step)` is true) and return the last metrics; a checkpoint is always left."""
+    def run(self, progress: Progress, stop: Callable[[int], bool] | None = None) -> dict[str, Any]:
+        """Train to the end or until `stop(step)`, and leave a checkpoint. Returns the last metrics."""
         began, before = time.monotonic(), self.seconds
         with progress.task("training", total=self.total) as bar:
             bar.advance(self.step)
-            for batch in () if self._out_of_time() else self._batches():
+            for rows, batch in () if self._out_of_time() else self._batches():
                 self._replan()
-                bar.advance(self._train_on(batch))
+                self._train_on(rows, batch)
+                bar.advance(1)
                 self.seconds = before + time.monotonic() - began
                 if self.step % self.cfg.log_every == 0:
                     self._log()
                     bar.note(f"loss {self.last['loss']:.3f}")
-                if self._out_of_time() or stop(self.step):
+                if self._out_of_time() or (stop is not None and stop(self.step)):
                     break
                 if self.step % self.cfg.checkpoint_every == 0 and self.step < self.total:
                     self.save()
@@ -135,29 +138,29 @@ class Trainer:
         self.save()
         return self.last
 
-    def _batches(self) -> Iterator[Batch]:
-        """From the stored position on, the next batch read and collated while the current one is trained on."""
+    def _batches(self) -> Iterator[tuple[list[int], Batch]]:
+        """From the stored position on; the next batch is read while the current one is trained on."""
 
-        def read(indices: list[int]) -> Batch:
-            return collate([self.samples[i] for i in indices], self.cfg.ttt_steps)
+        def read(rows: list[int]) -> tuple[list[int], Batch]:
+            return rows, collate([self.samples[i] for i in rows], self.cfg.ttt_steps)
 
         with ThreadPoolExecutor(max_workers=1) as pool:
             while self.step < self.total:
-                pending = [pool.submit(read, rows) for rows in self.order.epoch(self.epoch)[self.position :][:2]]
                 batches = self.order.epoch(self.epoch)
+                pending = [pool.submit(read, rows) for rows in batches[self.position :][:2]]
                 while self.position < len(batches) and self.step < self.total:
-                    batch = pending.pop(0).result()
+                    ready = pending.pop(0).result()
                     ahead = self.position + 2
                     if ahead < len(batches):
                         pending.append(pool.submit(read, batches[ahead]))
                     self.position += 1
-                    yield batch
+                    yield ready
                 if self.position >= len(batches):
                     self.epoch, self.position = self.epoch + 1, 0
                 for future in pending:
                     future.cancel()
 
-    def _train_on(self, batch: Batch) -> int:
+    def _train_on(self, rows: list[int], batch: Batch) -> None:
         rate = learning_rate(self.step, self.total, self.cfg.lr, self.cfg.warmup_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -167,15 +170,15 @@ class Trainer:
         scored = statistics[:, SCORED].clone()
         if self.world > 1:
             distributed.all_reduce(scored)
-        # DistributedDataParallel averages gradients over ranks; times world, the loss is the mean over all positions.
+        # DistributedDataParallel averages gradients over ranks; times world, the mean is over all positions.
         loss = weighted_loss(kl_sums, scored, self.cfg.ttt_decay) * self.world
         if not torch.isfinite(loss):
-            raise self._not_finite(batch, f"loss {float(loss.detach())}")
+            raise self._not_finite(rows, f"loss {float(loss.detach())}")
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = clip_grad_norm_(self.draft.parameters(), self.cfg.grad_clip)
         if not torch.isfinite(norm):
-            raise self._not_finite(batch, f"gradient norm {float(norm)}")
+            raise self._not_finite(rows, f"gradient norm {float(norm)}")
         self.optimizer.step()
         self.window += statistics.double().cpu()
         self.tokens += batch.tokens * self.world
@@ -183,38 +186,42 @@ class Trainer:
         self.last_norm, self.last_rate = float(norm), rate
         if self.first_loss is None:
             self.first_loss = float(loss.detach()) / self.world
-        return 1
 
     def _autocast(self) -> Any:
         if self.dtype == torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
-    def _not_finite(self, batch: Batch, found: str) -> DataError:
+    def _not_finite(self, rows: list[int], found: str) -> DataError:
         """Names the rows that alone give a non-finite loss. The weights are those before this step."""
-        bad = []
-        for name in batch.sample_ids:
-            index = next(i for i in range(len(self.samples)) if self.samples[i].sample_id == name)
-            single = collate([self.samples[index]], self.cfg.ttt_steps).to(self.device, self.dtype)
+        bad: list[str] = []
+        names: list[str] = []
+        for index in rows:
+            single = collate([self.samples[index]], self.cfg.ttt_steps)
+            names += single.sample_ids
             with torch.no_grad(), self._autocast():
-                kl_sums, _ = self.step_module(single)
+                kl_sums, _ = self.step_module(single.to(self.device, self.dtype))
             if not bool(torch.isfinite(kl_sums).all()):
-                bad.append(name)
-        rows = "rows " + ", ".join(bad) if bad else "no row by itself, but these together: " + ", ".join(batch.sample_ids)
+                bad += single.sample_ids
+        which = f"rows {', '.join(bad)}" if bad else f"no row alone, but together: {', '.join(names)}"
         return DataError(
             asked=f"training step {self.step + 1}",
             needed="a finite loss and gradient",
-            found=f"{found}; {rows}",
-            advice="check these rows' hidden states, or lower train.lr; the weights were not touched by this step",
+            found=f"{found}; {which}",
+            advice="check these rows' hidden states, or lower train.lr; this step did not touch the weights",
         )
 
     def _replan(self) -> None:
-        """Under max_seconds, shorten the schedule to what the time allows, so that the rate still falls to 0.
+        """Under max_seconds, shorten the schedule to what the time allows: the rate must still fall to 0.
 
         Done at fixed shares of the time, and the result is part of the checkpoint: a resumed run keeps it.
         """
         limit = self.cfg.max_seconds
-        if limit is None or self.replanned >= len(_REPLAN) or self._slowest() < _REPLAN[self.replanned] * limit:
+        if (
+            limit is None
+            or self.replanned >= len(_REPLAN)
+            or self._slowest() < _REPLAN[self.replanned] * limit
+        ):
             return
         self.replanned += 1
         allowed = max(self.step + 1, int(self.step * limit / self._slowest()))
@@ -265,24 +272,27 @@ class Trainer:
         }
         save_checkpoint(self.folder / "checkpoint", self.step, self.draft.state_dict(), state)
 
+    def _belongs(self, state: Mapping[str, Any]) -> bool:
+        """Whether to go on from a checkpoint; ConfigError when it is another, unfinished training's."""
+        changed = _differences(json.loads(state["identity"]), json.loads(json.dumps(self.identity)))
+        if changed and not state["finished"]:
+            raise ConfigError(
+                asked=f"resuming the training in {self.folder}",
+                needed="the same head, vocabulary map, data and step settings as in its checkpoint",
+                found="; ".join(changed),
+                advice=f"restore them, or remove {self.folder / 'checkpoint'} to train from the start",
+            )
+        return not changed
+
     def _restore(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         loaded = load_checkpoint(self.folder / "checkpoint")
         metrics = self.folder / "metrics.jsonl"
-        if loaded is not None:
+        if loaded is not None and self._belongs(loaded[1]):
             weights, state = loaded
-            changed = _differences(json.loads(state["identity"]), json.loads(json.dumps(self.identity)))
-            if changed and not state["finished"]:
-                raise ConfigError(
-                    asked=f"resuming the training in {self.folder}",
-                    needed="the same head, vocabulary map, data and step settings as in its checkpoint",
-                    found="; ".join(changed),
-                    advice=f"restore them, or remove {self.folder / 'checkpoint'} to train from the start",
-                )
-            if changed:
-                loaded = None
-        if loaded is None:
-            metrics.unlink(missing_ok=True)
+        else:
+            if self.rank == 0:
+                metrics.unlink(missing_ok=True)
             return
         self.draft.load_state_dict(weights)
         self.optimizer.load_state_dict(state["optimizer"])
@@ -301,9 +311,20 @@ class Trainer:
 
 
 # Settings that shape a step: changing one on a resume would make a training that neither setting describes.
-_STEP_FIELDS = ("batch_tokens", "lr", "warmup_steps", "weight_decay", "grad_clip", "ttt_steps", "ttt_decay", "dtype")
-_STATE_FIELDS = ("step", "epoch", "position", "total", "seconds", "tokens", "replanned", "first_loss", "finished",
-                 "last_norm", "last_rate")  # fmt: skip
+_STEP_FIELDS = (
+    "batch_tokens",
+    "lr",
+    "warmup_steps",
+    "weight_decay",
+    "grad_clip",
+    "ttt_steps",
+    "ttt_decay",
+    "dtype",
+)
+_STATE_FIELDS = (
+    *("step", "epoch", "position", "total", "seconds", "tokens"),
+    *("replanned", "first_loss", "finished", "last_norm", "last_rate"),
+)
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -342,7 +363,10 @@ def _devices() -> torch.device:
 
 
 def train_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
-    """<run>/extract/train + <run>/vocab -> <run>/train/{metrics.jsonl, checkpoint/, draft.safetensors, draft.json}."""
+    """<run>/extract/train and <run>/vocab -> <run>/train.
+
+    Leaves metrics.jsonl, checkpoint/, draft.safetensors (float32) and draft.json (the head's shape).
+    """
     from safetensors.torch import save
 
     from .files import sha256_json, write_atomic
@@ -368,7 +392,10 @@ def train_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
         write_atomic(folder / "draft.safetensors", save(weights))
         write_json(folder / "draft.json", shape.to_dict())
     metrics = {
-        **{key: last[key] for key in ("loss", "kl", "acceptance", "agreement", "in_vocab", "acceptance_length")},
+        **{
+            key: last[key]
+            for key in ("loss", "kl", "acceptance", "agreement", "in_vocab", "acceptance_length")
+        },
         "first_loss": trainer.first_loss,
         "steps": trainer.step,
         "epochs": trainer.epoch,
@@ -382,7 +409,9 @@ def train_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
     if heldout.is_dir():
         rows = Store(heldout)
         if len(rows):
-            metrics["heldout"] = measure(trainer.step_module, rows, cfg.train.batch_tokens, cfg.train.ttt_decay)
+            metrics["heldout"] = measure(
+                trainer.step_module, rows, cfg.train.batch_tokens, cfg.train.ttt_decay
+            )
     return metrics
 
 
@@ -393,7 +422,7 @@ def draft_config(cfg: Config, target: TargetHead, provenance: Any, vocab: VocabM
     if provenance.layers[-1] != layers or provenance.hidden_size != hidden or provenance.final_norm_applied:
         raise ConfigError(
             asked=f"training on the extracted states in {cfg.run_dir / 'extract'}",
-            needed=f"aux boundaries and last the final one, {layers}, of width {hidden}, before the final norm",
+            needed=f"aux boundaries and the final one, {layers}, of width {hidden}, before the final norm",
             found=f"boundaries {list(provenance.layers)}, width {provenance.hidden_size}, "
             f"final norm {'applied' if provenance.final_norm_applied else 'not applied'}",
             advice="extract again with this target",

@@ -1,4 +1,4 @@
-"""One forward pass of EAGLE-3 training: unroll the chains with the text's own tokens, sum the losses of all steps."""
+"""One forward pass of EAGLE-3 training: unroll the chains with the text's tokens, sum every step's loss."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from .target import TargetHead
 from .ttt import Chains
 from .vocab import VocabMap
 
-# Columns of the statistics tensor, sums over positions: chain positions, positions with a loss, KL, accepted probability
-# mass, argmax agreement with the target, chains whose every token so far is the text's.
+# Columns of the statistics tensor, sums over positions: chain positions, positions with a loss, KL, accepted
+# probability mass, argmax agreement with the target, chains whose every token so far is the text's.
 POSITIONS, SCORED, KL, MASS, AGREE, PREFIX = range(6)
 
 
 class TrainingStep(nn.Module):
-    """Holds the head and the frozen teacher; `forward(batch)` -> (KL sums with gradient [K], statistics [K, 6]).
+    """The head and the frozen teacher; `forward(batch)` -> KL sums with gradient [K], statistics [K, 6].
 
-    Training-time test (EAGLE-3): step k sees the head's own stream of step k-1 but the *text's* token, as in all six
-    public trainers. While the head drafts what the text says, that is also what happens when it is served.
+    Training-time test (EAGLE-3): step k sees the head's own stream of step k-1 but the *text's* token, as in
+    all six public trainers. While the head drafts what the text says, that is also what happens when it is
+    served.
     """
 
     draft_ids: torch.Tensor
 
-    def __init__(self, draft: Draft, target: TargetHead, vocab: VocabMap, steps: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, draft: Draft, target: TargetHead, vocab: VocabMap, steps: int, dtype: torch.dtype
+    ) -> None:
         super().__init__()
         self.draft = draft
         self.steps = steps
@@ -47,11 +50,20 @@ class TrainingStep(nn.Module):
                 alive, prefix = alive[kept], prefix[kept]
                 chains.advance(ids[chains.rows, chains.starts + 1 + k])
             text = self.draft_ids[ids[chains.rows, chains.starts + 2 + k]]
-            stats = step_stats(draft.lm_head, draft.norm(chains.hidden), teacher, batch.teacher[alive, k], text)
+            stats = step_stats(
+                draft.lm_head, draft.norm(chains.hidden), teacher, batch.teacher[alive, k], text
+            )
             prefix = prefix & stats.hits
             sums.append(stats.kl_sum)
             with torch.no_grad():
-                row = (torch.tensor(len(alive)), stats.scored, stats.kl_sum, stats.mass, stats.agree, prefix.sum())
+                row = (
+                    torch.tensor(len(alive)),
+                    stats.scored,
+                    stats.kl_sum,
+                    stats.mass,
+                    stats.agree,
+                    prefix.sum(),
+                )
                 statistics.append(torch.stack([value.detach().double().to(ids.device) for value in row]))
         return torch.stack(sums), torch.stack(statistics)
 
@@ -59,8 +71,8 @@ class TrainingStep(nn.Module):
 def weighted_loss(kl_sums: torch.Tensor, scored: torch.Tensor, decay: float) -> torch.Tensor:
     """sum_k decay^k * mean KL of step k / sum_k decay^k, the mean over the positions that carry a loss.
 
-    `kl_sums` [K], `scored` [K] (of all ranks together under torchrun). Dividing by the weights' sum keeps the value
-    comparable between settings of ttt_steps.
+    `kl_sums` [K], `scored` [K] (of all ranks together under torchrun). Dividing by the weights' sum keeps the
+    value comparable between settings of ttt_steps.
     """
     weights = decay ** torch.arange(len(kl_sums), device=kl_sums.device, dtype=torch.float32)
     return (weights * kl_sums / scored.clamp(min=1).to(kl_sums.dtype)).sum() / weights.sum()
@@ -69,9 +81,10 @@ def weighted_loss(kl_sums: torch.Tensor, scored: torch.Tensor, decay: float) -> 
 def summarise(statistics: torch.Tensor, decay: float) -> dict[str, object]:
     """JSON-able numbers from summed statistics [K, 6].
 
-    loss: as `weighted_loss`, over everything summed. kl, acceptance (probability mass), agreement: one number per step.
-    in_vocab: share of positions whose target token can be drafted. acceptance_length: 1 + mean number of leading steps
-    that draft the text's tokens, over all chains.
+    loss: as `weighted_loss`, over everything summed. kl, acceptance (probability mass), agreement: one number
+    per step.
+    in_vocab: share of positions whose target token can be drafted. acceptance_length: 1 + mean number of
+    leading steps that draft the text's tokens, over all chains.
     """
     rows = statistics.double().cpu()
     positions, scored = rows[:, POSITIONS].clamp(min=1), rows[:, SCORED]

@@ -4,16 +4,17 @@ A chain starts at a position t of a row whose token x_{t+1} the target has just 
 v1/spec_decode/llm_base_proposer.py, `propose`):
 
   step 0   feature(t), embedding of x_{t+1}, rope position t; attends to the step-0 keys of positions 0 … t
-  step k   the head's own stream of step k-1, embedding of the token put at t+1+k, rope position t+k; attends to the
-           step-0 keys of 0 … t and to the keys of its own steps 1 … k
+  step k   the head's own stream of step k-1, embedding of the token put at t+1+k, rope position t+k; attends
+           to the step-0 keys of 0 … t and to the keys of its own steps 1 … k
 
-The key that step k writes is seen by later steps of the same chain only: once the target has verified the tokens, vLLM
-runs step 0 over them again with the target's features. So every chain is independent of the others, and the whole of
-EAGLE-3's "training-time test" is: step-0 keys for all positions, and one extra ("diagonal") key per later step.
+The key that step k writes is seen by later steps of the same chain only: once the target has verified the
+tokens, vLLM runs step 0 over them again with the target's features. So every chain is independent of the
+others, and the whole of EAGLE-3's "training-time test" is: step-0 keys for all positions, and one extra
+("diagonal") key per later step.
 
-Cost. Keys and values of step 0 are needed at every position, but queries, MLP and lm_head at the chain starts only; in
-a chat row these are the answer's tokens, often a tenth of the row. Everything per chain is therefore a flat [M, …]
-tensor, and only the attention itself is laid out per row.
+Cost. Keys and values of step 0 are needed at every position, but queries, MLP and lm_head at the chain starts
+only; in a chat row these are the answer's tokens, often a tenth of the row. Everything per chain is therefore
+a flat [M, …] tensor, and only the attention itself is laid out per row.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from torch.utils.checkpoint import checkpoint
 
 from .draft import Draft
 
-_MAX_SCORES = 1 << 26  # attention scores held at once (256 MiB in float32); more are computed in blocks of queries
+# Attention scores held at once (256 MiB in float32); more are computed in blocks of queries.
+_MAX_SCORES = 1 << 26
 
 
 class Chains:
@@ -36,7 +38,8 @@ class Chains:
         rows, starts: int64 [M], row and position t of each chain, t <= length of the row - 2, sorted by row.
 
     Attributes:
-        hidden: [M, H], residual stream of the last step, before the final norm: `draft.logits(hidden)` predicts.
+        hidden: [M, H], residual stream of the last step, before the final norm: `draft.logits(hidden)`
+            predicts.
         step: 0 after construction.
     """
 
@@ -90,7 +93,9 @@ class Chains:
             own[rows, slots] = torch.stack([(query * key).sum(-1) for key in self._own_keys], dim=-1)
         block = max(1, _MAX_SCORES // (batch * query.shape[1] * self._keys.shape[1]))
         parts = [
-            self._attend_block(padded[:, i : i + block], own[:, i : i + block], self._slot_starts[:, i : i + block])
+            self._attend_block(
+                padded[:, i : i + block], own[:, i : i + block], self._slot_starts[:, i : i + block]
+            )
             if block >= width
             else checkpoint(
                 self._attend_block,
@@ -110,7 +115,7 @@ class Chains:
     def _attend_block(
         self, query: torch.Tensor, own: torch.Tensor, starts: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """query [B, Q, h, dk], own scores [B, Q, h, k] -> base part [B, Q, h, dv], own weights [B, Q, h, k]."""
+        """Query [B, Q, h, dk], own scores [B, Q, h, k] -> base part [B, Q, h, dv], own weights."""
         scale = self.draft.midlayer.self_attn.scale
         scores = torch.einsum("bqhd,bthd->bqht", query, self._keys)
         visible = torch.arange(scores.shape[-1], device=starts.device) <= starts[..., None, None]
@@ -123,8 +128,8 @@ class Chains:
 def _slots(rows: torch.Tensor, starts: torch.Tensor, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Each chain's index within its row, int64 [M], and the starts laid out per row, [B, Q].
 
-    An unused slot gets start 0, so that it attends to something: an all-masked softmax is NaN, and NaN survives even
-    where it is never read, in the gradient.
+    An unused slot gets start 0, so that it attends to something: an all-masked softmax is NaN, and NaN
+    survives even where it is never read, in the gradient.
     """
     counts = torch.bincount(rows, minlength=batch)
     first = counts.cumsum(0) - counts

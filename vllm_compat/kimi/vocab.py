@@ -1,7 +1,7 @@
 """The draft vocabulary: the tokens that a head can propose, and the tables between its ids and the target's.
 
-vLLM reads `d2t` as *offsets* (target id = draft id + d2t[draft id]) and skips `t2d`, a mask over the target's vocabulary
-that SGLang wants. With a full vocabulary neither may be in the checkpoint.
+vLLM reads `d2t` as *offsets* (target id = draft id + d2t[draft id]) and skips `t2d`, a mask over the target's
+vocabulary that SGLang wants. With a full vocabulary neither may be in the checkpoint.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
-from vllm_compat import ConfigError, DataError
+from vllm_compat.errors import ConfigError, DataError
 
 from .files import write_atomic
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VocabMap:
-    """d2t int64 [Vd] (offsets), t2d bool [V], coverage = share of the counted tokens that the draft vocabulary holds."""
+    """d2t int64 [Vd] (offsets), t2d bool [V], coverage = share of the counted tokens that can be drafted."""
 
     d2t: torch.Tensor
     t2d: torch.Tensor
@@ -50,7 +50,7 @@ class VocabMap:
         return len(self.d2t) == len(self.t2d)
 
     def fingerprint(self) -> str:
-        """Hex SHA-256 of both tables. A head's rows mean nothing under another map, so checkpoints carry it."""
+        """Hex SHA-256 of both tables. A head means nothing under another map, so checkpoints carry it."""
         return hashlib.sha256(self.d2t.numpy().tobytes() + self.t2d.numpy().tobytes()).hexdigest()
 
     def save(self, path: Path) -> None:
@@ -82,8 +82,8 @@ def build_vocab(counts: torch.Tensor, draft_vocab_size: int, special_ids: Iterab
     """The `draft_vocab_size` most frequent tokens, the special ones always among them.
 
     Args:
-        counts: int64 [V], how often each target token carries loss. Ties go to the lower id, so that the map is a
-            function of the counts; tokens never seen fill up the rest, lowest id first.
+        counts: int64 [V], how often each target token carries loss. Ties go to the lower id, so that the map
+            is a function of the counts; tokens never seen fill up the rest, lowest id first.
         draft_vocab_size: Vd; V or more gives the identity map.
         special_ids: Ids that must be drafted however rare they are in this data (turn markers, tool markers).
     """
