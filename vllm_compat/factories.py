@@ -18,6 +18,7 @@ __all__ = [
     "make_kv_cache_specs",
     "make_model_runner_output",
     "make_request",
+    "make_sampling_params",
     "make_scheduler",
     "make_structured_output_manager",
     "make_vllm_config",
@@ -31,6 +32,15 @@ def make_vllm_config(**engine_args: Any) -> Any:
         UnsupportedField: this release's EngineArgs has no such option. Whatever vLLM itself raises for bad values.
     """
     return adapter("vllm_config").build(engine_args)
+
+
+def make_sampling_params(**options: Any) -> Any:
+    """A native ``vllm.SamplingParams`` by keyword: ``make_sampling_params(temperature=0.0, max_tokens=16)``.
+
+    Raises:
+        UnsupportedField: this release's SamplingParams has no such option. Whatever vLLM raises for bad values.
+    """
+    return adapter("sampling_params").build(options)
 
 
 def make_request(
@@ -166,7 +176,9 @@ def make_kv_cache_spec(
 
     if kind not in SPEC_CLASSES:
         raise VllmCompatError(
-            f"a KV cache spec of kind {kind!r}", needed=f"one of {', '.join(SPEC_CLASSES)}", advice="choose one of them"
+            f"a KV cache spec of kind {kind!r}",
+            needed=f"one of {', '.join(SPEC_CLASSES)}",
+            advice="choose one of them",
         )
     return adapter("kv_cache").build_spec(
         kind,
@@ -245,11 +257,17 @@ def _plan(
     before = cache.num_gpu_blocks_override
     if num_blocks is not None:
         if num_blocks < 1:
-            raise VllmCompatError("a KV cache config", needed="num_blocks of at least 1", found=str(num_blocks))
+            raise VllmCompatError(
+                "a KV cache config", needed="num_blocks of at least 1", found=str(num_blocks)
+            )
         # vLLM's own switch: it decouples the number of blocks from memory, for every kind of group.
         cache.num_gpu_blocks_override = num_blocks
         available_memory = 1
-    memory = [available_memory] * len(workers) if isinstance(available_memory, int) else list(available_memory or ())
+    memory = (
+        [available_memory] * len(workers)
+        if isinstance(available_memory, int)
+        else list(available_memory or ())
+    )
     try:
         return adapter("kv_cache").plan(vllm_config, workers, memory)  # type: ignore[no-any-return]
     finally:

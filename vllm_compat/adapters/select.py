@@ -15,6 +15,7 @@ from vllm_compat.installed import installed
 #: Surface -> module of this package that holds its adapters as ``ADAPTERS``, newest first.
 SURFACES: dict[str, str] = {
     "vllm_config": "config",
+    "sampling_params": "sampling_params",
     "request": "request",
     "block_hashing": "block_hashing",
     "kv_cache": "kv_cache",
@@ -76,7 +77,9 @@ def _choose(surface: str) -> Selection:
     named = candidates[0]
     if here.release is not None:
         named = next((a for a in candidates if a.since <= here.release), candidates[-1])
-    by_release = f"vLLM {here.version}" if here.release is not None else f"vLLM {here.version!r} (release unknown)"
+    by_release = (
+        f"vLLM {here.version}" if here.release is not None else f"vLLM {here.version!r} (release unknown)"
+    )
     # Neighbours in order of distance: a nightly or a fork most often looks like the release next to it.
     at = candidates.index(named)
     order = sorted(candidates, key=lambda a: abs(candidates.index(a) - at))

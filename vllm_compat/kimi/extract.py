@@ -1,0 +1,154 @@
+"""extract: rows -> hidden states in a store, at the speed of plain prefill, resumable at any point."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import vllm_compat
+from vllm_compat import DataError, EngineLoop, capture_hidden_states, installed, make_sampling_params
+
+from .files import sha256_file
+from .fingerprints import model_fingerprint
+from .progress import Progress
+from .rows import SPLITS, Row, read_rows
+from .selfcheck import ROWS, self_check
+from .settings import Config, aux_layers
+from .shards import DTYPES, Provenance, Sample
+from .store import Store, StoreWriter
+from .target import TargetHead
+from .target_engine import open_target
+
+
+def extract_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
+    """Fill <run>/extract/{train,heldout}; rows that a store has already are not computed again.
+
+    Returns the metrics: tokens and tokens per second of durable extraction, plain prefill on the same engine, their
+    ratio, and the self-check.
+    """
+    head = TargetHead.load(cfg.target.model).to("cpu", torch.float32)
+    num_layers = int(head.config["num_hidden_layers"])
+    layers = (*aux_layers(cfg.extract.layers, num_layers), num_layers)
+    paths = {split: cfg.run_dir / "prepare" / f"{split}.parquet" for split in SPLITS}
+    _check_lengths(paths, cfg.target.max_model_len)
+    dtype = DTYPES[cfg.extract.dtype]
+    with open_target(
+        cfg.target,
+        max_num_seqs=cfg.extract.max_num_seqs,
+        max_num_batched_tokens=cfg.extract.max_num_batched_tokens,
+        enable_prefix_caching=False,
+    ) as loop:
+        # Whatever is compiled or allocated on first use is not part of any rate.
+        first = list(islice(read_rows(paths["train"]), max(ROWS, cfg.extract.baseline_rows)))
+        check = None
+        if cfg.extract.self_check:
+            check = self_check(loop, first[:ROWS], head, layers, dtype).to_json()
+        plain = _plain_prefill(loop, first[: cfg.extract.baseline_rows])
+        done = {split: _extract(cfg, loop, paths[split], layers, dtype, progress, split) for split in SPLITS}
+    seconds = sum(d["seconds"] for d in done.values())
+    tokens = sum(d["tokens"] for d in done.values())
+    rate = tokens / seconds if tokens else None
+    stores = {split: Store(cfg.run_dir / "extract" / split) for split in SPLITS}
+    return {
+        "layers": list(layers),
+        "rows": sum(len(store) for store in stores.values()),
+        "tokens": sum(store.num_tokens for store in stores.values()),
+        "bytes": sum(shard["bytes"] for store in stores.values() for shard in store.shards),
+        "tokens_this_run": tokens,
+        "seconds": round(seconds, 3),
+        "tokens_per_second": None if rate is None else round(rate, 1),
+        "plain_prefill_tokens_per_second": None if plain is None else round(plain, 1),
+        "ratio_to_prefill": None if rate is None or plain is None else round(rate / plain, 4),
+        "self_check": check,
+        "recovered": [note for d in done.values() for note in d["recovered"]],
+    }
+
+
+def _check_lengths(paths: dict[str, Path], max_model_len: int) -> None:
+    for path in paths.values():
+        for row in read_rows(path):
+            # One token has to be generated for the engine to accept the request.
+            if len(row.input_ids) + 1 > max_model_len:
+                raise DataError(
+                    f"row {row.row_id} of {path}",
+                    needed=f"at most {max_model_len - 1} tokens (target.max_model_len - 1)",
+                    found=f"{len(row.input_ids)} tokens",
+                    advice="raise target.max_model_len or lower prepare.max_length",
+                )
+
+
+def _params() -> Any:
+    return make_sampling_params(temperature=0.0, max_tokens=1, detokenize=False)
+
+
+def _plain_prefill(loop: EngineLoop, rows: Sequence[Row]) -> float | None:
+    """Tokens per second of the same engine on the same kind of rows, capturing nothing; None without rows."""
+    if not rows:
+        return None
+    began = time.monotonic()
+    for _ in loop.generate([row.input_ids for row in rows], _params()):
+        pass
+    return sum(len(row.input_ids) for row in rows) / (time.monotonic() - began)
+
+
+def _extract(
+    cfg: Config,
+    loop: EngineLoop,
+    rows_path: Path,
+    layers: tuple[int, ...],
+    dtype: torch.dtype,
+    progress: Progress,
+    split: str,
+) -> dict[str, Any]:
+    here = installed()
+    with capture_hidden_states(loop, layers) as capture:
+        provenance = Provenance(
+            layers=layers,
+            hidden_size=capture.model_info["hidden_size"],
+            num_hidden_layers=capture.model_info["num_hidden_layers"],
+            dtype=cfg.extract.dtype,
+            model_fingerprint=model_fingerprint(cfg.target.model),
+            vllm_version=here.version,
+            distribution=here.distribution or "source tree",
+            runner=capture.model_info["runner"],
+            created_with=vllm_compat.__version__,
+            rows_fingerprint=sha256_file(rows_path),
+        )
+        began = time.monotonic()
+        tokens = 0
+        store = StoreWriter(cfg.run_dir / "extract" / split, provenance, cfg.extract.shard_mb << 20)
+        with store, progress.task(f"extracting {split}", total=sum(1 for _ in read_rows(rows_path))) as bar:
+            bar.advance(len(store.done))
+            waiting: list[Row] = []
+
+            def prompts() -> Iterator[list[int]]:
+                for row in read_rows(rows_path):
+                    if row.row_id not in store.done:
+                        waiting.append(row)
+                        yield row.input_ids
+
+            # generate yields in the order given, so the oldest waiting row is the one that finished.
+            for done in loop.generate(prompts(), _params()):
+                row = waiting.pop(0)
+                states = capture.pop(done.request_id)
+                if states.token_ids != tuple(row.input_ids):
+                    raise DataError(
+                        f"row {row.row_id}", needed="the tokens that were sent", found="states of other tokens"
+                    )
+                store.add(
+                    Sample(
+                        row.row_id,
+                        torch.tensor(row.input_ids, dtype=torch.int32),
+                        torch.tensor(row.loss_mask, dtype=torch.uint8),
+                        states.hidden_states.to(dtype),
+                    )
+                )
+                tokens += len(row.input_ids)
+                bar.advance(1)
+        seconds = time.monotonic() - began
+    return {"tokens": tokens, "seconds": seconds, "recovered": store.recovered}

@@ -1,0 +1,69 @@
+"""The target's own answers, for regeneration and for evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, cast
+
+from vllm_compat import EngineLoop, make_sampling_params
+
+from .journal import Generate, Generated
+from .progress import Progress
+from .prompts import find_markers, load_tokenizer
+from .settings import Config
+from .target_engine import open_target
+
+
+@contextmanager
+def open_generator(cfg: Config, progress: Progress) -> Iterator[Generate]:
+    """A function prompts -> answers on a running target.
+
+    Each answer ends at ``<|im_end|>`` or after ``prepare.max_new_tokens``, or where ``max_model_len`` ends. With a
+    temperature every prompt has a seed of its own, made of the run's seed and its tokens, so that a resumed run
+    writes the same answers.
+    """
+    end = find_markers(load_tokenizer(cfg.target)).end
+    # Turns of one conversation share their history: prefix caching saves most of the prefill.
+    loop = open_target(
+        cfg.target,
+        max_num_seqs=cfg.extract.max_num_seqs,
+        max_num_batched_tokens=cfg.extract.max_num_batched_tokens,
+        enable_prefix_caching=True,
+    )
+    with loop:
+
+        def generate(prompts: Sequence[list[int]]) -> list[Generated]:
+            answers = []
+            with progress.task("generating answers", total=len(prompts)) as bar:
+                params = [answer_params(cfg, prompt, end) for prompt in prompts]
+                for done in loop.generate(prompts, params):
+                    reason = cast(Literal["stop", "length"], done.finish_reason)
+                    answers.append(Generated(list(done.token_ids), reason))
+                    bar.advance(1)
+            return answers
+
+        yield generate
+
+
+def answer_params(cfg: Config, prompt: Sequence[int], end: int) -> Any:
+    """SamplingParams for one prompt of prepare."""
+    options: dict[str, Any] = {
+        "temperature": cfg.prepare.temperature,
+        "max_tokens": min(cfg.prepare.max_new_tokens, cfg.target.max_model_len - len(prompt)),
+        "stop_token_ids": [end],
+        "detokenize": False,
+    }
+    if cfg.prepare.temperature > 0:
+        options["seed"] = hash((cfg.seed, *prompt)) & 0x7FFFFFFF
+    return make_sampling_params(**options)
+
+
+def greedy(loop: EngineLoop, prompts: Sequence[Sequence[int]], params: Any, progress: Progress, what: str) -> list[Any]:
+    """Run prompts to the end under a progress bar; FinishedRequests in the order of the prompts."""
+    finished = []
+    with progress.task(what, total=len(prompts)) as bar:
+        for done in loop.generate(prompts, params):
+            finished.append(done)
+            bar.advance(1)
+    return finished

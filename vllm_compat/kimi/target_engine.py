@@ -1,0 +1,56 @@
+"""The target in a vLLM engine, as each stage needs it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from vllm_compat import EngineLoop, make_vllm_config
+
+from .settings import TargetConfig
+
+
+def open_target(
+    target: TargetConfig,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int | None = None,
+    draft: Path | None = None,
+    num_draft_tokens: int = 0,
+    **engine_args: Any,
+) -> EngineLoop:
+    """An EngineLoop of the target; close it with ``with`` or ``shutdown``.
+
+    Args:
+        target: The target; its ``engine_args`` win over everything else here.
+        max_num_seqs: Requests in a batch.
+        max_num_batched_tokens: Tokens in a batch.
+        draft: An exported head to draft with.
+        num_draft_tokens: Drafts per step, with ``draft``.
+        engine_args: Further EngineArgs of the stage.
+    """
+    # The loop itself is in this process; on CPU vLLM would otherwise put even a single worker into another one, and
+    # every hidden state through a pipe. It is read when the config is made.
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    arguments: dict[str, Any] = {
+        "model": target.model,
+        "tokenizer": target.tokenizer,
+        "dtype": target.dtype,
+        "trust_remote_code": target.trust_remote_code,
+        "tensor_parallel_size": target.tensor_parallel_size,
+        "pipeline_parallel_size": target.pipeline_parallel_size,
+        "max_model_len": target.max_model_len,
+        "max_num_seqs": max_num_seqs,
+        **engine_args,
+    }
+    if max_num_batched_tokens is not None:
+        arguments["max_num_batched_tokens"] = max_num_batched_tokens
+    if draft is not None:
+        arguments["speculative_config"] = {
+            "method": "eagle3",
+            "model": str(draft),
+            "num_speculative_tokens": num_draft_tokens,
+            "draft_tensor_parallel_size": 1,
+        }
+    return EngineLoop(make_vllm_config(**{**arguments, **target.engine_args}))
