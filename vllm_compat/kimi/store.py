@@ -62,7 +62,8 @@ class Store:
         span = slice(item["start"], item["start"] + item["length"])
         try:
             handle = self._handle(shard["file"])
-            parts = [handle.get_slice(name)[span] for name in TENSORS]
+            # A slice is a view of the whole mapped shard; a copy can go to another process.
+            parts = [handle.get_slice(name)[span].clone() for name in TENSORS]
         except (SafetensorError, OSError) as error:
             raise damaged(
                 self.path, shard["file"], f"unreadable at sample {item['id']!r}: {error}"

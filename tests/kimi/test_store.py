@@ -1,0 +1,283 @@
+"""The sample store: what goes in comes out, and nothing wrong gets in."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from store_samples import HIDDEN, LAYERS, check, provenance, sample, write
+
+from vllm_compat import StoreError
+from vllm_compat.kimi.store import Provenance, Sample, Store, StoreWriter, repair
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    shard_bytes=st.integers(1, 20_000),
+    reopen=st.sets(st.integers(0, 11)),
+    dtype=st.sampled_from(["bfloat16", "float16", "float32"]),
+)
+def test_round_trip(
+    tmp_path_factory: pytest.TempPathFactory,
+    lengths: list[int],
+    shard_bytes: int,
+    reopen: set[int],
+    dtype: str,
+) -> None:
+    """Any lengths, any shard size, closed and reopened at any point: the same tensors, bit for bit, in
+    order.
+    """
+    path = tmp_path_factory.mktemp("store")
+    made = [sample(i, length) for i, length in enumerate(lengths)]
+    made = [
+        Sample(s.sample_id, s.token_ids, s.loss_mask, s.hidden_states.to(getattr(torch, dtype))) for s in made
+    ]
+    writer = StoreWriter(path, provenance(dtype=dtype), shard_bytes)
+    for i, item in enumerate(made):
+        if i in reopen:
+            writer.close()
+            writer = StoreWriter(path, provenance(dtype=dtype), shard_bytes)
+            assert {s.sample_id for s in made[:i]} == writer.done
+        writer.add(item)
+    writer.close()
+    store = Store(path)
+    assert {
+        "shards": len(store.shards),
+        "samples": len(made),
+        "tokens": sum(lengths),
+    }.items() <= store.verify().items()
+    assert lengths == store.lengths
+    assert [s.sample_id for s in made] == store.ids
+    for expected, found in zip(made, store, strict=True):
+        assert expected.sample_id == found.sample_id
+        for name in ("token_ids", "loss_mask", "hidden_states"):
+            assert torch.equal(getattr(expected, name), getattr(found, name))
+            assert getattr(expected, name).dtype == getattr(found, name).dtype
+
+
+def test_layout_on_disk(tmp_path: Path) -> None:
+    """The format that readers of other projects rely on: tensor names, shapes, offsets, index."""
+    write(tmp_path, 0, 3, shard_bytes=10**6)
+    index = json.loads((tmp_path / "index.json").read_text())
+    assert index["format"] == 1
+    assert index["provenance"]["layers"] == list(LAYERS)
+    (shard,) = index["shards"]
+    assert shard["file"] == "shard-000000.safetensors"
+    assert shard["bytes"] == (tmp_path / shard["file"]).stat().st_size
+    lengths = [len(sample(i).token_ids) for i in range(3)]
+    assert [(0, lengths[0]), (lengths[0], lengths[1]), (lengths[0] + lengths[1], lengths[2])] == [
+        (item["start"], item["length"]) for item in shard["samples"]
+    ]
+    with safe_open(tmp_path / shard["file"], "pt") as file:
+        assert (sum(lengths), len(LAYERS), HIDDEN) == tuple(file.get_slice("hidden_states").get_shape())
+
+
+def test_shards_are_full_before_the_next_one(tmp_path: Path) -> None:
+    """A shard holds at least shard_bytes of states, except the last."""
+    write(tmp_path, 0, 40, shard_bytes=3000)
+    sizes = [
+        sum(item["length"] for item in s["samples"]) * len(LAYERS) * HIDDEN * 2
+        for s in Store(tmp_path).shards
+    ]
+    assert len(sizes) > 3
+    assert all(size >= 3000 for size in sizes[:-1])
+    assert all(size < 3000 + 7 * len(LAYERS) * HIDDEN * 2 for size in sizes)
+
+
+def test_reading_a_sample_reads_only_its_bytes(tmp_path: Path) -> None:
+    """The tensor that comes back owns its span of the shard, not the whole file."""
+    write(tmp_path, 0, 50, shard_bytes=10**6)
+    states = Store(tmp_path)[3].hidden_states
+    assert states.untyped_storage().nbytes() == states.nbytes
+
+
+def test_a_store_can_be_sent_to_a_worker(tmp_path: Path) -> None:
+    """Data loader workers get a pickled copy; open maps do not travel."""
+    write(tmp_path, 0, 5)
+    store = Store(tmp_path)
+    check(store, 5)
+    check(pickle.loads(pickle.dumps(store)), 5)
+
+
+def test_the_writer_copies_what_it_is_given(tmp_path: Path) -> None:
+    """The caller may reuse its buffers after add()."""
+    item = sample(3)
+    with StoreWriter(tmp_path, provenance(), 10**6) as writer:
+        for i in range(3):
+            writer.add(sample(i))
+        writer.add(item)
+        item.hidden_states.zero_()
+        item.token_ids.zero_()
+    check(Store(tmp_path), 4)
+
+
+def test_a_view_of_a_bigger_buffer_is_stored_alone(tmp_path: Path) -> None:
+    """States cut out of a batch (not contiguous) are stored as the sample that they are."""
+    whole = sample(0)
+    buffer = torch.zeros(whole.hidden_states.shape[0], len(LAYERS) + 2, HIDDEN + 5, dtype=torch.bfloat16)
+    view = buffer[:, 1:-1, 2:-3]
+    view.copy_(whole.hidden_states)
+    with StoreWriter(tmp_path, provenance(), 10**6) as writer:
+        writer.add(Sample(whole.sample_id, whole.token_ids, whole.loss_mask, view))
+    check(Store(tmp_path), 1)
+
+
+def _changed(**changes: Any) -> Sample:
+    item = sample(6)
+    fields = {name: getattr(item, name) for name in ("sample_id", "token_ids", "loss_mask", "hidden_states")}
+    return Sample(**{**fields, **changes})
+
+
+def _with(value: float) -> Sample:
+    item = sample(6)
+    item.hidden_states[4, 2, 1] = value
+    return item
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (_with(float("nan")), "first at token 4, boundary 5"),
+        (_with(float("inf")), "NaN or infinite"),
+        (_changed(hidden_states=sample(6).hidden_states[:, :3]), r"not \(7, 4, 16\)"),
+        (_changed(hidden_states=sample(6).hidden_states[1:]), r"not \(7, 4, 16\)"),
+        (_changed(hidden_states=sample(6).hidden_states.float()), "float32"),
+        (_changed(token_ids=sample(6).token_ids.long()), "int64"),
+        (_changed(loss_mask=sample(6).loss_mask.bool()), "bool"),
+        (_changed(loss_mask=sample(6).loss_mask[1:]), "6 entries"),
+        (sample(6, 0), "no tokens"),
+        (sample(1), "already"),
+        (sample(2), "already"),
+    ],
+)
+def test_a_bad_sample_is_refused_by_name_and_the_store_goes_on(
+    tmp_path: Path, bad: Sample, message: str
+) -> None:
+    """NaN, wrong shapes and types, an id that is there (on disk or still buffered): StoreError naming the
+    sample; the samples around it are stored.
+    """
+    write(tmp_path, 0, 2)
+    with StoreWriter(tmp_path, provenance(), 10**6) as writer:
+        writer.add(sample(2))
+        with pytest.raises(StoreError, match=message) as caught:
+            writer.add(bad)
+        assert bad.sample_id in caught.value.asked
+        writer.add(sample(3))
+    check(Store(tmp_path), 4)
+
+
+def test_other_provenance_is_refused_with_both_values(tmp_path: Path) -> None:
+    """States of another model, release or layer set must not be mixed in."""
+    write(tmp_path, 0, 2)
+    with pytest.raises(StoreError) as caught:
+        StoreWriter(tmp_path, provenance(vllm_version="0.33.0", layers=(1, 4, 5, 8)), 1000)
+    assert "vllm_version: 0.32.0 / 0.33.0" in caught.value.found
+    assert "layers: [2, 4, 5, 8] / [1, 4, 5, 8]" in caught.value.found
+    assert "rows_fingerprint" not in caught.value.found
+    write(tmp_path, 0, 3)  # the refusal let go of the lock
+    check(Store(tmp_path), 3)
+
+
+@pytest.mark.parametrize("layers", [(2, 4, 5, 7), (2, 4, 5), (8, 2), (2, 2, 8), ()])
+def test_the_final_boundary_must_be_last(layers: tuple[int, ...]) -> None:
+    """Without the state after all layers there is no teacher; the input of the last layer (N-1) is not it."""
+    with pytest.raises(StoreError, match="final boundary 8 last"):
+        provenance(layers=layers)
+
+
+def test_provenance_survives_json() -> None:
+    """All fields, and a missing or unknown one is refused."""
+    value = provenance().to_json()
+    assert provenance() == Provenance.from_json(json.loads(json.dumps(value)))
+    assert provenance().differences(Provenance.from_json(value)) == ""
+    with pytest.raises(StoreError, match="unknown: \\['extra'\\]"):
+        Provenance.from_json({**value, "extra": 1})
+
+
+def test_an_empty_store_and_no_store(tmp_path: Path) -> None:
+    """A store without samples is a store; a directory without an index is none."""
+    write(tmp_path / "empty", 0, 0)
+    assert len(Store(tmp_path / "empty")) == 0
+    assert Store(tmp_path / "empty").verify()["samples"] == 0
+    with pytest.raises(StoreError, match="run extract"):
+        Store(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 2}', "{"])
+def test_an_index_of_another_format_is_refused(tmp_path: Path, text: str) -> None:
+    """Not a KeyError."""
+    (tmp_path / "index.json").write_text(text)
+    with pytest.raises(StoreError):
+        Store(tmp_path)
+
+
+def test_an_unknown_sample_is_named(tmp_path: Path) -> None:
+    """by_id says which id is not there."""
+    write(tmp_path, 0, 2)
+    with pytest.raises(StoreError, match="'nobody/0'"):
+        Store(tmp_path).by_id("nobody/0")
+
+
+def test_a_truncated_shard_is_found_at_once(tmp_path: Path) -> None:
+    """Opening compares sizes, so a cut file never gives a short sample."""
+    write(tmp_path, 0, 9)
+    shard = tmp_path / "shard-000001.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    for action in (Store, lambda path: StoreWriter(path, provenance(), 1000)):
+        with pytest.raises(StoreError, match="truncated") as caught:
+            action(tmp_path)
+        assert "shard-000001" in caught.value.asked
+
+
+def test_a_missing_shard_is_found_at_once(tmp_path: Path) -> None:
+    """The index names a file that is not there."""
+    write(tmp_path, 0, 9)
+    (tmp_path / "shard-000000.safetensors").unlink()
+    with pytest.raises(StoreError, match="missing"):
+        Store(tmp_path)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_flipped_bit_is_found_by_verify(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Header, metadata, ids or states: one bit in any place of a shard is reported with the shard's name."""
+    path = tmp_path_factory.mktemp("store")
+    write(path, 0, 6)
+    shard = path / data.draw(st.sampled_from([s["file"] for s in Store(path).shards]))
+    content = bytearray(shard.read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    content[place] ^= 1 << data.draw(st.integers(0, 7))
+    shard.write_bytes(content)
+    with pytest.raises(StoreError) as caught:
+        Store(path).verify()
+    assert shard.name in caught.value.asked
+
+
+def test_repair_sets_damaged_shards_aside_and_their_samples_are_made_again(tmp_path: Path) -> None:
+    """Nothing is deleted; the rest of the store stays; the next writer knows what to make."""
+    write(tmp_path, 0, 30)
+    before = Store(tmp_path)
+    bad = before.shards[1]
+    shard = tmp_path / bad["file"]
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    (tmp_path / before.shards[2]["file"]).unlink()
+    said = repair(tmp_path)
+    assert len(said) == 2
+    assert bytes(content) == shard.with_name(shard.name + ".damaged").read_bytes()
+    left = {item["id"] for s in before.shards[1:3] for item in s["samples"]}
+    assert set(before.ids) - set(Store(tmp_path).ids) == left
+    write(tmp_path, 0, 30)
+    check(Store(tmp_path), 30)
+    assert repair(tmp_path) == []

@@ -1,0 +1,303 @@
+"""The store survives what happens to long jobs: kill -9 at any moment, a full disk, a second writer."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import resource
+import subprocess
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store_samples import check, provenance, sample, write
+
+from vllm_compat import StoreError
+from vllm_compat.kimi.store import Store, StoreWriter
+
+SAMPLES = 120
+
+
+def _writer_process(path: Path, ready: Connection) -> None:
+    """Write all samples, resuming; tell `ready` when the writing begins."""
+    import torch
+
+    torch.set_num_threads(1)
+    samples = [sample(i) for i in range(SAMPLES)]
+    ready.send("ready")
+    with StoreWriter(path, provenance(), 1000) as writer:
+        for item in samples:
+            if item.sample_id not in writer.done:
+                writer.add(item)
+
+
+@pytest.fixture(scope="module")
+def processes() -> Any:
+    """Processes forked from a server that has torch loaded: cheap enough to kill dozens of them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "vllm_compat.kimi.store"])
+    return context
+
+
+def _start(processes: Any, path: Path) -> Any:
+    ours, theirs = processes.Pipe()
+    process = processes.Process(target=_writer_process, args=(path, theirs))
+    process.start()
+    theirs.close()
+    assert ours.recv() == "ready"
+    return process
+
+
+def test_kill_9_at_any_moment_loses_and_doubles_nothing(tmp_path: Path, processes: Any) -> None:
+    """Kill the writer again and again. What a reader sees in between is whole and only grows; in the end
+    every sample is there exactly once, bit for bit.
+    """
+    times = random.Random(20260101)
+    started = time.monotonic()
+    _start(processes, tmp_path / "whole").join()
+    whole = time.monotonic() - started
+    killed = 0
+    seen: set[str] = set()
+    for _ in range(400):
+        process = _start(processes, tmp_path / "store")
+        process.join(times.uniform(0, whole / 15))
+        if process.is_alive():
+            process.kill()
+            killed += 1
+        process.join()
+        if (tmp_path / "store/index.json").exists():
+            store = Store(tmp_path / "store")
+            store.verify()
+            assert len(set(store.ids)) == len(store.ids)
+            assert seen <= set(store.ids)
+            seen = set(store.ids)
+        if process.exitcode == 0:
+            break
+    assert process.exitcode == 0
+    assert killed >= 5
+    check(Store(tmp_path / "store"), SAMPLES)
+    assert not list((tmp_path / "store").glob("*.damaged"))
+    assert not list((tmp_path / "store").glob(".tmp-*"))
+
+
+def _reopen(path: Path) -> list[str]:
+    with StoreWriter(path, provenance(), 1000) as writer:
+        return writer.recovered
+
+
+def _forget_last_shard(path: Path) -> Path:
+    """The state after a kill between publishing a shard and writing the index."""
+    import json
+
+    index = json.loads((path / "index.json").read_text())
+    last = index["shards"].pop()
+    (path / "index.json").write_text(json.dumps(index))
+    return path / str(last["file"])
+
+
+def test_killed_before_the_first_index(tmp_path: Path) -> None:
+    """Only the lock file and a temporary index are there: the next writer starts the store."""
+    (tmp_path / "writer.lock").write_text("123\n")
+    (tmp_path / ".tmp-index.json.123").write_text('{"form')
+    assert _reopen(tmp_path) == ["removed the unfinished .tmp-index.json.123"]
+    assert len(Store(tmp_path)) == 0
+
+
+def test_killed_while_writing_a_shard(tmp_path: Path) -> None:
+    """A half-written temporary shard goes; the samples in it are made again."""
+    write(tmp_path, 0, 10)
+    (tmp_path / ".tmp-shard-000009.safetensors.77").write_bytes(b"\x40\x00\x00\x00\x00\x00\x00\x00{")
+    assert _reopen(tmp_path) == ["removed the unfinished .tmp-shard-000009.safetensors.77"]
+    check(Store(tmp_path), 10)
+
+
+def test_killed_between_shard_and_index(tmp_path: Path) -> None:
+    """The complete shard is adopted: none of its samples is made again."""
+    write(tmp_path, 0, 10)
+    shard = _forget_last_shard(tmp_path)
+    assert len(Store(tmp_path)) < 10
+    (said,) = _reopen(tmp_path)
+    assert said.startswith(f"adopted {shard.name}")
+    check(Store(tmp_path), 10)
+    assert Store(tmp_path).verify()["samples"] == 10
+    assert _reopen(tmp_path) == []
+
+
+def test_a_lost_index_is_made_again_from_the_shards(tmp_path: Path) -> None:
+    """Every shard carries what its index entry says."""
+    write(tmp_path, 0, 30)
+    before = (tmp_path / "index.json").read_bytes()
+    (tmp_path / "index.json").unlink()
+    assert len(_reopen(tmp_path)) == len(Store(tmp_path).shards)
+    assert before == (tmp_path / "index.json").read_bytes()
+
+
+def test_a_lost_index_does_not_let_other_provenance_in(tmp_path: Path) -> None:
+    """Shards of another model are refused, not adopted, and not touched."""
+    write(tmp_path, 0, 5)
+    names = sorted(path.name for path in tmp_path.glob("shard-*"))
+    (tmp_path / "index.json").unlink()
+    with pytest.raises(StoreError, match="model_fingerprint"):
+        StoreWriter(tmp_path, provenance(model_fingerprint="x"), 1000)
+    assert names == sorted(path.name for path in tmp_path.glob("shard-*"))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "foreign"])
+def test_an_unindexed_shard_that_is_broken_is_set_aside(tmp_path: Path, damage: str) -> None:
+    """It is not adopted and not deleted; its samples are made again under a number of their own."""
+    write(tmp_path, 0, 10)
+    shard = _forget_last_shard(tmp_path)
+    content = bytearray(shard.read_bytes())
+    if damage == "truncated":
+        content = content[:-5]
+    elif damage == "flipped":
+        content[-20] ^= 4
+    elif damage == "empty":
+        content = bytearray()
+    else:
+        content = bytearray(b"\x02\x00\x00\x00\x00\x00\x00\x00{}")  # a safetensors file, but no shard
+    shard.write_bytes(content)
+    (said,) = _reopen(tmp_path)
+    assert said.startswith(f"set aside {shard.name}")
+    assert bytes(content) == (tmp_path / f"{shard.name}.damaged").read_bytes()
+    write(tmp_path, 0, 10)
+    check(Store(tmp_path), 10)
+    assert not shard.exists()
+
+
+def test_a_shard_with_samples_that_are_there_already_is_set_aside(tmp_path: Path) -> None:
+    """A copy of a shard does not double samples."""
+    write(tmp_path, 0, 10)
+    first = tmp_path / "shard-000000.safetensors"
+    (tmp_path / "shard-000007.safetensors").write_bytes(first.read_bytes())
+    (said,) = _reopen(tmp_path)
+    assert "in the index already" in said
+    check(Store(tmp_path), 10)
+
+
+def test_an_error_in_the_caller_publishes_nothing(tmp_path: Path) -> None:
+    """What is buffered when the caller fails may be what is wrong: it stays out, and the lock is free
+    again.
+    """
+    write(tmp_path, 0, 4)
+    writer = StoreWriter(tmp_path, provenance(), 10**9)
+
+    def interrupted() -> None:
+        with writer:
+            writer.add(sample(4))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    check(Store(tmp_path), 4)
+    with pytest.raises(StoreError, match="closed"):
+        writer.add(sample(4))
+    write(tmp_path, 0, 5)
+    check(Store(tmp_path), 5)
+
+
+def test_a_second_writer_is_refused_by_pid_until_the_first_is_gone(tmp_path: Path, processes: Any) -> None:
+    """The lock names its holder and dies with it, kill -9 included."""
+    ours, theirs = processes.Pipe()
+    process = processes.Process(target=_hold, args=(tmp_path, theirs))
+    process.start()
+    theirs.close()  # so that a child that dies ends the wait
+    assert ours.recv() == "held"
+    with pytest.raises(StoreError, match=f"process {process.pid} is writing"):
+        StoreWriter(tmp_path, provenance(), 1000)
+    process.kill()
+    process.join()
+    write(tmp_path, 0, 3)
+    check(Store(tmp_path), 3)
+
+
+def _hold(path: Path, ready: Connection) -> None:
+    with StoreWriter(path, provenance(), 1000):
+        ready.send("held")
+        time.sleep(60)
+
+
+@pytest.fixture
+def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(mount)], capture_output=True, check=False
+    )
+    if made.returncode:
+        pytest.skip(f"cannot mount a tmpfs here: {made.stderr.decode().strip()}")
+    yield mount
+    subprocess.run(["umount", str(mount)], check=True)
+
+
+def test_a_full_disk_is_an_error_that_loses_nothing(small_tmpfs: Path) -> None:
+    """StoreError says how much room it takes; the shards before it stay whole, no temporary file is left
+    behind, and after making room the same command goes on.
+    """
+    ballast = small_tmpfs / "ballast"
+    ballast.write_bytes(bytes(40_000))
+    with pytest.raises(StoreError, match="free bytes"):
+        write(small_tmpfs, 0, SAMPLES, shard_bytes=3000)
+    store = Store(small_tmpfs)
+    assert store.verify()["samples"] == len(store) > 0
+    assert not list(small_tmpfs.glob(".tmp-*"))
+    ballast.unlink()
+    write(small_tmpfs, 0, 40, shard_bytes=3000)
+    check(Store(small_tmpfs), 40)
+
+
+def test_a_file_size_limit_is_an_error_that_keeps_the_buffer(tmp_path: Path) -> None:
+    """The same by RLIMIT_FSIZE (needs no root): the writer keeps its buffer and can publish it once there is
+    room.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writer = StoreWriter(tmp_path, provenance(), 10**9)
+    for i in range(20):
+        writer.add(sample(i))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, hard))
+    try:
+        with pytest.raises(StoreError, match="free bytes"):
+            writer.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.glob("shard-*"))
+    assert not list(tmp_path.glob(".tmp-*"))
+    assert len(Store(tmp_path)) == 0
+    writer.close()
+    check(Store(tmp_path), 20)
+
+
+def test_every_rename_is_fsynced_before_and_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut must not leave a name without its content: each file is fsynced before its rename, the
+    directory after it, and the index only comes after its shard.
+    """
+    write(tmp_path, 0, 1)
+    events: list[str] = []
+    real_fsync, real_replace = os.fsync, os.replace
+
+    def fsync(fd: int) -> None:
+        events.append(f"fsync {Path(f'/proc/self/fd/{fd}').readlink().name}")
+        real_fsync(fd)
+
+    def replace(source: Any, target: Any, **more: Any) -> None:
+        events.append(f"rename {Path(source).name} {Path(target).name}")
+        real_replace(source, target, **more)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    write(tmp_path, 0, 2)
+    mine = os.getpid()
+    shard, index = f".tmp-shard-000001.safetensors.{mine}", f".tmp-index.json.{mine}"
+    assert [
+        f"fsync {shard}",
+        f"rename {shard} shard-000001.safetensors",
+        f"fsync {tmp_path.name}",
+        f"fsync {index}",
+        f"rename {index} index.json",
+        f"fsync {tmp_path.name}",
+    ] == events
