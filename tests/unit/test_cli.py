@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import vllm_compat
+
+LIBRARY = Path(str(vllm_compat.__file__)).parents[1]
+
 
 def run(
     *arguments: str, code: str = "", env: dict[str, str] | None = None
@@ -94,7 +98,7 @@ def test_doctor_text(tmp_path: Path):
     (package / "__init__.py").touch()
     (package / "_version.py").write_text("__version__ = version = '0.32.0'\n")
 
-    done = run("doctor", "--no-import", env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"})
+    done = run("doctor", "--no-import", env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{LIBRARY}"})
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0.32.0 (from version file), no distribution" in done.stdout
@@ -107,7 +111,7 @@ def test_what_vllm_prints_does_not_get_into_the_json(tmp_path: Path):
     package.mkdir()
     (package / "__init__.py").write_text("print('INFO noise'); __version__ = '0.32.0'\n")
 
-    done = run("doctor", "--json", env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"})
+    done = run("doctor", "--json", env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{LIBRARY}"})
 
     assert "INFO noise" in done.stderr
     assert json.loads(done.stdout)["ok"] is False
