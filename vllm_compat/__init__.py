@@ -32,7 +32,6 @@ from vllm_compat.errors import (
     VllmNotInstalled,
 )
 from vllm_compat.installed import Installed, installed
-
 from vllm_compat.values import FinishedRequest, RequestUpdate, RunnerOutput, ScheduledBatch, ScheduledRequest
 
 if TYPE_CHECKING:
