@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from vllm_compat import DataError
+from vllm_compat.errors import DataError
 
 from .prompts import Markers, Message
 

@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from vllm_compat import ConfigError
+from vllm_compat.errors import ConfigError
 
 if sys.version_info >= (3, 11):
     import tomllib

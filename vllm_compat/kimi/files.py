@@ -1,12 +1,15 @@
-"""Writing files so that a crash leaves either the old file or the new one, never half of one."""
+"""Files that are whole or absent whatever happens, and locks that die with their process."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
+
+from vllm_compat.errors import StoreError
 
 TEMPORARY_PREFIX = ".tmp-"
 
@@ -71,3 +74,27 @@ def sha256_json(value: Any) -> str:
     """Hex SHA-256 of a JSON-able value, independent of key order."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def lock(path: Path, what: str) -> int:
+    """An open file descriptor that holds the lock file `path`; closing it lets go, and so does the process's
+    end.
+
+    StoreError names the process that holds it. `what` says what would be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.read(fd, 32).decode(errors="replace").strip()
+        os.close(fd)
+        raise StoreError(
+            what,
+            needed="to be the only process that writes there",
+            found=f"process {holder or '(unknown)'} is writing ({error.strerror})",
+            advice="wait for that process, or stop it; the lock goes with the process",
+        ) from error
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from vllm_compat import ConfigError
+from vllm_compat.errors import ConfigError
 
 from .files import sha256_file
 

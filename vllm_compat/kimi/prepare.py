@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_compat import DataError
+from vllm_compat.errors import DataError
 
 from .answers import encode_answer
 from .conversations import Conversation, Reading, read_conversations

@@ -54,23 +54,31 @@ class _RichTask:
 class RichProgress:
     """Bars on a rich console.
 
-    They vanish when a task ends: the pipeline prints one lasting line per stage instead.
+    They vanish when they end: the pipeline prints one lasting line per stage instead. Tasks may be nested;
+    all share one live display, because rich before 14.1 refuses a second one.
     """
 
     def __init__(self, console: Any) -> None:
-        self._console = console
-
-    @contextmanager
-    def task(self, description: str, total: float | None = None) -> Iterator[Task]:
         from rich import progress as rich_progress
 
-        columns = (
+        self._bars = rich_progress.Progress(
             rich_progress.TextColumn("  {task.description}"),
             rich_progress.BarColumn(),
             rich_progress.MofNCompleteColumn(),
             rich_progress.TimeElapsedColumn(),
             rich_progress.TimeRemainingColumn(),
             rich_progress.TextColumn("{task.fields[note]}"),
+            console=console,
+            transient=True,
         )
-        with rich_progress.Progress(*columns, console=self._console, transient=True) as bars:
-            yield _RichTask(bars, bars.add_task(description, total=total, note=""))
+
+    @contextmanager
+    def task(self, description: str, total: float | None = None) -> Iterator[Task]:
+        task_id = self._bars.add_task(description, total=total, note="")
+        self._bars.start()
+        try:
+            yield _RichTask(self._bars, task_id)
+        finally:
+            self._bars.remove_task(task_id)
+            if not self._bars.tasks:
+                self._bars.stop()

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vllm_compat import ConfigError, DataError
+from vllm_compat.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from .settings import TargetConfig

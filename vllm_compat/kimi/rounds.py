@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vllm_compat import DataError
+from vllm_compat.errors import DataError
 
 from .answers import decode_answer
 from .conversations import Conversation

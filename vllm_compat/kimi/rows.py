@@ -60,6 +60,13 @@ def read_rows(path: Path) -> Iterator[Row]:
                 yield Row(**item)
 
 
+def count_rows(path: Path) -> int:
+    """Rows in a parquet file, from its footer alone."""
+    import pyarrow.parquet as pq
+
+    return int(pq.read_metadata(path).num_rows)
+
+
 class RowWriter:
     """Writes train.parquet and heldout.parquet beside their final names; a clean exit publishes both."""
 

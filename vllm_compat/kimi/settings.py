@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from vllm_compat import ConfigError
+from vllm_compat.errors import ConfigError
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -212,13 +212,18 @@ class ExportConfig(_Section):
 
 @dataclass(frozen=True)
 class EvaluateConfig(_Section):
-    """Serving on held-out conversations. temperature 0 is what makes the token-identity check possible."""
+    """Serving on held-out conversations.
+
+    temperature: 0 is what makes the token-identity check possible. untrained: also serve a head of the same
+    shape with random weights, which shows what the training brought.
+    """
 
     num_prompts: int = 64
     max_new_tokens: int = 256
     num_draft_tokens: int = 4
     temperature: float = 0.0
     max_num_seqs: int = 16
+    untrained: bool = True
 
     _NAME = "evaluate"
     _POSITIVE = ("num_prompts", "max_new_tokens", "num_draft_tokens", "max_num_seqs")
@@ -238,6 +243,13 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+
+    def __post_init__(self) -> None:
+        fits = self.prepare.max_length < self.target.max_model_len
+        needed = (
+            f"below target.max_model_len = {self.target.max_model_len} (a row's engine pass adds one token)"
+        )
+        _require("prepare", "max_length", self.prepare.max_length, fits, needed)
 
 
 def aux_layers(layers: tuple[int, ...], num_hidden_layers: int) -> tuple[int, ...]:

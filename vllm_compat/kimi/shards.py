@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from vllm_compat import StoreError
+from vllm_compat.errors import StoreError
 
 from .files import sha256_file
 

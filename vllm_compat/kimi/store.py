@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from vllm_compat import StoreError
+from vllm_compat.errors import StoreError
 
 from .files import sha256_file
 from .shards import TENSORS, Provenance, Sample, check_shapes, check_size, damaged, read_index, read_samples

@@ -8,7 +8,6 @@ makes it again.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from pathlib import Path
@@ -19,9 +18,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from vllm_compat import StoreError
+from vllm_compat.errors import StoreError
 
-from .files import TEMPORARY_PREFIX, fsync_directory, publish, sha256_file, temporary_path, write_json
+from .files import TEMPORARY_PREFIX, fsync_directory, lock, publish, sha256_file, temporary_path, write_json
 from .shards import (
     DTYPES,
     FORMAT,
@@ -39,6 +38,7 @@ from .shards import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+LOCK = "writer.lock"
 _SET_ASIDE = ".damaged"
 
 
@@ -58,7 +58,7 @@ class StoreWriter:
         self.recovered: list[str] = []
         self._buffered: dict[str, Sample] = {}
         self._buffered_bytes = 0
-        self._lock = _lock(self.path)
+        self._lock = lock(self.path / LOCK, f"writing to the store {self.path}")
         try:
             self._shards = self._resume()
             self.done = {item["id"] for shard in self._shards for item in shard["samples"]}
@@ -218,7 +218,7 @@ def repair(path: str | Path) -> list[str]:
     """
     path = Path(path)
     provenance, shards = read_index(path)
-    lock = _lock(path)
+    held = lock(path / LOCK, f"repairing the store {path}")
     try:
         kept, said = [], []
         for shard in shards:
@@ -236,7 +236,7 @@ def repair(path: str | Path) -> list[str]:
                     _set_aside(path / shard["file"])
         return said
     finally:
-        os.close(lock)
+        os.close(held)
 
 
 def _write_index(path: Path, provenance: Provenance, shards: list[dict[str, Any]]) -> None:
@@ -252,23 +252,3 @@ def _next_number(path: Path, shards: list[dict[str, Any]]) -> int:
 def _set_aside(file: Path) -> None:
     file.rename(file.with_name(file.name + _SET_ASIDE))
     fsync_directory(file.parent)
-
-
-def _lock(path: Path) -> int:
-    """An open file descriptor that holds the store's lock; the kernel lets go of it when the process dies."""
-    path.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        holder = os.read(fd, 32).decode(errors="replace").strip()
-        os.close(fd)
-        raise StoreError(
-            f"writing to the store {path}",
-            needed="to be its only writer",
-            found=f"process {holder or '(unknown)'} is writing to it ({error.strerror})",
-            advice="wait for that process, or stop it; the lock goes with the process",
-        ) from error
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd
