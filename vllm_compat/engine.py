@@ -38,6 +38,11 @@ class LoopObserver(Protocol):
         """A request is done; called before the loop hands it out."""
 
 
+#: Loops of this process that are running. In-process executors share vLLM's global process groups, so only the last loop
+#: to close may tear them down.
+_open_loops: set[int] = set()
+
+
 @dataclass
 class _InFlight:
     request: Any
@@ -103,6 +108,7 @@ class EngineLoop:
         except BaseException:
             self.executor.shutdown()
             raise
+        _open_loops.add(id(self))
 
     # -- requests in ------------------------------------------------------------------------------------------------
 
@@ -343,7 +349,9 @@ class EngineLoop:
         self.executor.shutdown()
         self.scheduler.shutdown()
         self.executor = None
-        adapter("executor").release(self.vllm_config)
+        _open_loops.discard(id(self))
+        if not _open_loops:
+            adapter("executor").release()
 
     def __enter__(self) -> EngineLoop:
         return self

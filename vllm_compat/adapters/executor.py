@@ -92,7 +92,7 @@ class Executor_0_29(Adapter):
         executor.initialize_from_config(list(kv_cache_configs))
         executor.compile_or_warm_up_model()
 
-    def release(self, vllm_config: Any) -> None:
+    def release(self) -> None:
         """Tear down the process groups that an in-process executor leaves behind, as EngineCore.shutdown does."""
         self.construct(self.cleanup, {})
 

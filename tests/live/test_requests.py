@@ -1,0 +1,151 @@
+"""make_request on a real scheduler: hashed, cached, hit; and what a request without a hasher does there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import run_script
+
+import vllm_compat as vc
+
+
+def _scheduler(config: Any, num_blocks: int = 64) -> Any:
+    return vc.make_scheduler(config, vc.make_kv_cache_config(config, num_blocks=num_blocks))
+
+
+def _run_to_end(scheduler: Any, request: Any, token: int = 7) -> None:
+    """Drive one request by hand-made runner outputs until the scheduler forgets it."""
+    scheduler.add_request(request)
+    while scheduler.has_requests():
+        output = scheduler.schedule()
+        batch = vc.read_scheduler_output(output)
+        done = {
+            r.request_id: [token]
+            if r.num_computed_tokens + r.num_scheduled_tokens >= request.num_tokens
+            else []
+            for r in batch.requests
+        }
+        scheduler.update_from_output(output, vc.make_model_runner_output(done))
+
+
+def test_blocks_are_cached_and_hit(scheduler_config: Any) -> None:
+    """The second request of the same prompt finds every full block of the first but the last one's tail."""
+    scheduler = _scheduler(scheduler_config)
+    prompt = list(range(100, 180))
+    params = vc.make_sampling_params(temperature=0.0, max_tokens=2)
+    first = vc.make_request("first", prompt, params, scheduler=scheduler)
+    _run_to_end(scheduler, first)
+    assert len(first.block_hashes) == first.num_tokens // scheduler.block_size
+
+    second = vc.make_request("second", prompt, params, scheduler=scheduler)
+    scheduler.add_request(second)
+    (scheduled,) = vc.read_scheduler_output(scheduler.schedule()).requests
+
+    assert scheduled.num_computed_tokens == (len(prompt) - 1) // scheduler.block_size * scheduler.block_size > 0
+
+
+def test_hasher_follows_the_schedulers_block_size(scheduler_config: Any) -> None:
+    """Block size and hash function come from the scheduler's own configs."""
+    scheduler = _scheduler(scheduler_config)
+    params = vc.make_sampling_params(max_tokens=1)
+    for length in (0, 1, scheduler.block_size - 1, scheduler.block_size, 3 * scheduler.block_size):
+        request = vc.make_request(f"r{length}", list(range(length)), params, scheduler=scheduler)
+        assert length // scheduler.block_size == len(request.block_hashes)
+
+
+@pytest.mark.parametrize("case", ["bare_request", "no_none_hash", "make_request"])
+def test_what_the_bare_constructor_does(case: str, tiny_llama: str) -> None:
+    """vLLM 0.32: a Request without hasher dies of an IndexError, a hasher before NONE_HASH of a NameError; ours of
+    neither (each in a fresh process, since NONE_HASH is one per process).
+    """
+    expected = {"bare_request": "IndexError", "no_none_hash": "NameError", "make_request": ""}
+
+    result = run_script("bare_request.py", case, tiny_llama)
+
+    assert expected[case] == result["error"]
+    if case == "make_request":
+        assert result["cached_blocks"] == 4
+
+
+def test_a_loop_refuses_a_request_without_hashes(loop: Any) -> None:
+    """From 0.33 vLLM itself would stay silent and never cache."""
+    params = vc.make_sampling_params(max_tokens=1)
+    bare = vc.make_request("bare", list(range(3, 60)), params, block_hasher=None)
+    with pytest.raises(vc.VllmCompatError, match="block hashes"):
+        loop.add_request(bare)
+    assert not loop.has_unfinished()
+
+
+def test_a_hand_made_request_runs_like_any_other(loop: Any, prompts: list[list[int]]) -> None:
+    """add_request(make_request(…)) generates what add(…) generates."""
+    params = vc.make_sampling_params(temperature=0.0, max_tokens=8)
+    (expected,) = loop.generate([prompts[0]], params)
+    request = vc.make_request("own", prompts[0], params, scheduler=loop.scheduler, eos_token_id=2030)
+    loop.add_request(request)
+    while loop.has_unfinished():
+        loop.step()
+
+    (actual,) = loop.collect()
+
+    assert (expected.token_ids, expected.finish_reason) == (actual.token_ids, actual.finish_reason)
+
+
+def test_eos_leaves_the_callers_params_alone() -> None:
+    """The sampling params that get the end-of-sequence id are a copy."""
+    params = vc.make_sampling_params(max_tokens=4)
+    request = vc.make_request("r", [1, 2, 3], params, eos_token_id=9)
+    assert request.sampling_params.eos_token_id == 9
+    assert params.eos_token_id is None
+
+
+def test_every_option_reaches_the_request() -> None:
+    """Round trip: what make_request was given is what read_request reads."""
+    options: dict[str, Any] = {
+        "arrival_time": 12.5,
+        "cache_salt": "salt",
+        "priority": 3,
+        "trace_headers": {"traceparent": "00-0"},
+        "client_index": 2,
+        "resumable": True,
+        "session_id": "s",
+        "abort_immediately": True,
+    }
+    params = vc.make_sampling_params(max_tokens=4)
+    read = vc.read_request(vc.make_request("r", [1, 2, 3], params, **options))
+    assert options == {name: read[name] for name in options}
+    assert read["prompt_token_ids"] == [1, 2, 3]
+
+
+def test_salt_changes_every_hash() -> None:
+    """Requests of two tenants never share blocks."""
+    params = vc.make_sampling_params(max_tokens=1)
+    plain, salted = (
+        vc.make_request("r", list(range(64)), params, cache_salt=salt) for salt in (vc.UNSET, "tenant")
+    )
+    assert len(plain.block_hashes) == len(salted.block_hashes) > 1
+    assert not set(plain.block_hashes) & set(salted.block_hashes)
+
+
+def test_pooling_request() -> None:
+    """PoolingParams make a pooling request."""
+    from vllm import PoolingParams
+
+    request = vc.make_request("p", [1, 2, 3], pooling_params=PoolingParams(task="token_embed"))
+    assert request.pooling_params.task == "token_embed"
+    assert request.sampling_params is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompt_token_ids": [1]}, "exactly one of sampling_params and pooling_params"),
+        ({"prompt_token_ids": [1, -1], "sampling_params": 1}, "integers from 0 on"),
+        ({"prompt_token_ids": [1, True], "sampling_params": 1}, "integers from 0 on"),
+        ({"prompt_token_ids": ["a"], "sampling_params": 1}, "integers from 0 on"),
+    ],
+)
+def test_bad_input_is_refused(arguments: dict[str, Any], message: str) -> None:
+    """The message says what is needed."""
+    with pytest.raises(vc.VllmCompatError, match=message):
+        vc.make_request("r", **arguments)
