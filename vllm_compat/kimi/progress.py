@@ -70,6 +70,7 @@ class RichProgress:
             rich_progress.TextColumn("{task.fields[note]}"),
             console=console,
             transient=True,
+            disable=not console.is_terminal,  # in a log it would leave empty lines
         )
 
     @contextmanager

@@ -41,7 +41,7 @@ _KEY_NUMBERS = (
     ("evaluate", "tokens_per_second", "generation with the head", "tokens / s", "all prompts of evaluate"),
     ("evaluate", "tokens_per_second_without_head", "generation without it", "tokens / s", "the same prompts"),
     ("extract", "tokens_per_second", "extraction", "tokens / s", "prompts in, states durably on disk"),
-    ("extract", "ratio_to_prefill", "extraction / plain prefill", "", "1 is the same engine capturing nothing"),
+    ("extract", "ratio_to_prefill", "extraction / plain prefill", "", "1: as fast as capturing nothing"),
     ("vocab", "coverage", "coverage of the draft vocabulary", "", "share of loss tokens it can propose"),
     ("train", "first_loss", "first loss", "nats", "KL to the target, weighted over TTT steps"),
     ("train", "loss", "last loss", "nats", "the same, at the end"),
@@ -157,7 +157,7 @@ def _key_numbers(manifests: Mapping[str, Manifest]) -> str:
             rows.append([name, _value(value), unit, meaning, f"{stage}/manifest.json: {key}"])
     if not rows:
         return ""
-    return "<h2>Key numbers</h2>" + _rows(("", "value", "unit", "meaning", "from"), rows)
+    return "<h2>Key numbers</h2>" + _rows(("number", "value", "unit", "meaning", "from"), rows)
 
 
 def _rows(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -1,0 +1,208 @@
+"""`vllm-compat kimi …`: the pipeline's commands."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from vllm_compat.errors import ConfigError, DataError, VllmCompatError
+
+from .config import Config, load_config, preset_names
+from .manifest import STAGES
+
+__all__ = ["app", "kimi"]
+
+app = kimi = typer.Typer(
+    help="Conversations to hidden states to a served EAGLE-3 head.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+Preset = Annotated[
+    str | None, typer.Option(help=f"A configuration that comes along: {', '.join(preset_names())}.")
+]
+File = Annotated[
+    Path | None, typer.Option("--config", help='A TOML file (it may say extends = "kimi-k2.5").')
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting; repeatable."),
+]
+RunDir = Annotated[
+    Path | None,
+    typer.Option(help="Where the run is written. Alone: go on with that run's own configuration."),
+]
+Force = Annotated[bool, typer.Option("--force", help="Run although the stage is up to date.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+_HELP = {
+    "prepare": "Conversations to rows: rendered prompt plus the target's own tokens, with a loss mask.",
+    "extract": "Rows to hidden states in a sharded store; goes on where it was interrupted.",
+    "vocab": "Choose the draft vocabulary by frequency over the tokens with loss.",
+    "train": "Train the EAGLE-3 head; goes on where it was interrupted. Needs no vLLM.",
+    "export": "Write the head as vLLM loads it, after checks that refuse a wrong one.",
+    "evaluate": "Serve target and head with vLLM and measure the acceptance length.",
+}
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _said(command: _F) -> _F:
+    """Show errors raised on purpose as one paragraph, without a traceback.
+
+    Exit code 2 when the user's input is the reason, else 1; 130 after Ctrl-C.
+    """
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **options: Any) -> Any:
+        try:
+            return command(*args, **options)
+        except VllmCompatError as error:
+            typer.echo(f"{type(error).__name__}: {error}", err=True)
+            raise typer.Exit(2 if isinstance(error, (ConfigError, DataError)) else 1) from error
+        except KeyboardInterrupt:
+            typer.echo("interrupted; the same command goes on with what is complete", err=True)
+            raise typer.Exit(130) from None
+
+    return wrapped  # type: ignore[return-value]
+
+
+def _load(
+    preset: str | None, config: Path | None, overrides: list[str] | None, run_dir: Path | None
+) -> Config:
+    if preset is not None and config is not None:
+        raise ConfigError(
+            "--preset and --config", needed="one of the two", advice='write extends = "…" into the file'
+        )
+    source: str | Path | None = preset or config
+    if source is None and run_dir is not None:
+        source = run_dir / "config.toml"
+    if source is None:
+        raise ConfigError(
+            "a configuration",
+            needed=f"--preset ({', '.join(preset_names())}), --config FILE, or --run-dir of an earlier run",
+        )
+    chosen = [*(overrides or ()), *([f"run_dir={json.dumps(str(run_dir))}"] if run_dir is not None else [])]
+    return load_config(source, chosen)
+
+
+def _pipeline(cfg: Config, stages: list[str] | None, *, force: bool) -> None:
+    from rich.console import Console
+
+    from .pipeline import run as run_pipeline
+
+    # One line per stage: vLLM's start-up log goes elsewhere unless somebody asked for it.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    run_pipeline(cfg, stages, Console(highlight=False), force=force)
+
+
+@app.command()
+@_said
+def run(
+    preset: Preset = None,
+    config: File = None,
+    overrides: Overrides = None,
+    run_dir: RunDir = None,
+    *,
+    force: Force = False,
+) -> None:
+    """Run all stages that are not up to date, then write the report."""
+    _pipeline(_load(preset, config, overrides, run_dir), None, force=force)
+
+
+def _add_stage(stage: str) -> None:
+    def command(
+        preset: Preset = None,
+        config: File = None,
+        overrides: Overrides = None,
+        run_dir: RunDir = None,
+        *,
+        force: Force = False,
+    ) -> None:
+        _pipeline(_load(preset, config, overrides, run_dir), [stage], force=force)
+
+    app.command(name=stage, help=_HELP[stage])(_said(command))
+
+
+for _stage in STAGES:
+    _add_stage(_stage)
+
+
+@app.command()
+@_said
+def report(
+    preset: Preset = None, config: File = None, overrides: Overrides = None, run_dir: RunDir = None
+) -> None:
+    """Write report.html, the plots and summary.json from what is there."""
+    from .report import report as write_report
+    from .summary import write_summary
+
+    cfg = _load(preset, config, overrides, run_dir)
+    write_summary(cfg.run_dir)
+    typer.echo(str(write_report(cfg)))
+
+
+@app.command()
+@_said
+def verify(
+    preset: Preset = None,
+    config: File = None,
+    overrides: Overrides = None,
+    run_dir: RunDir = None,
+    *,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Set damaged shards aside for extract to redo.")
+    ] = False,
+) -> None:
+    """Read every byte of the extracted stores and compare checksums."""
+    from .store import Store
+    from .store import repair as set_aside
+
+    cfg = _load(preset, config, overrides, run_dir)
+    for split in ("train", "heldout"):
+        path = cfg.run_dir / "extract" / split
+        if repair:
+            for said in set_aside(path):
+                typer.echo(f"{split}: set aside {said}")
+        found = Store(path).verify()
+        typer.echo(
+            f"{split}: "
+            + ", ".join(f"{value:,} {name}" for name, value in found.items())
+            + ": all as written"
+        )
+
+
+@app.command(name="dry-run")
+@_said
+def dry_run(
+    preset: Preset = None,
+    config: File = None,
+    overrides: Overrides = None,
+    run_dir: RunDir = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Check everything but the weights: layers, tokenizer, data, disk, GPUs, vLLM.
+
+    Exits with 2 if the configuration is wrong, with 0 if at most this machine lacks something.
+    """
+    from .dry_run import as_json as to_json
+    from .dry_run import dry_run as examine
+
+    checks = examine(_load(preset, config, overrides, run_dir))
+    if as_json:
+        typer.echo(json.dumps(to_json(checks), indent=1))
+    else:
+        for check in checks:
+            typer.echo(f"{check.status:<8} {check.name:<14} {check.text}")
+    if any(check.status == "wrong" for check in checks):
+        raise typer.Exit(2)
+    lacking = [check.name for check in checks if check.status == "missing"]
+    if lacking and not as_json:
+        sys.stderr.write(f"The configuration is right; this machine lacks: {', '.join(lacking)}.\n")
