@@ -77,8 +77,7 @@ def sha256_json(value: Any) -> str:
 
 
 def lock(path: Path, what: str) -> int:
-    """An open file descriptor that holds the lock file `path`; closing it lets go, and so does the process's
-    end.
+    """An open file descriptor that holds the lock file `path`, until it is closed or the process ends.
 
     StoreError names the process that holds it. `what` says what would be written.
     """

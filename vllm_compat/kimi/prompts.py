@@ -81,7 +81,7 @@ def load_tokenizer(target: TargetConfig) -> Any:
     name = target.tokenizer or target.model
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=target.trust_remote_code)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise ConfigError(
             f"the tokenizer of {name}",
             needed="a local directory or a Hugging Face hub id that can be reached",
