@@ -169,3 +169,62 @@ def test_softmax_factor() -> None:
     assert (0.1 * math.log(64) + 1) ** 2 == pytest.approx(kimi.mla_softmax_factor())
     assert 1.0 == off.mla_softmax_factor()
     assert 1.0 == kimi.mla_amplitude() == kimi.llama_amplitude()
+
+
+@pytest.mark.parametrize("betas", [(32.0, 1.0), (1.0, 1.0)])
+@pytest.mark.parametrize("dim", [64, 16])
+def test_yarn_against_transformers(betas: tuple[float, float], dim: int) -> None:
+    """Frequencies and amplitude are those of transformers' YaRN, with DeepSeek's betas and with Kimi's."""
+    from transformers import DeepseekV3Config
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling = {**TARGET["rope_scaling"], "beta_fast": betas[0], "beta_slow": betas[1]}
+    reference = DeepseekV3Config(
+        max_position_embeddings=512, qk_rope_head_dim=dim, rope_scaling=dict(scaling), rope_theta=5e4
+    )
+    frequencies, amplitude = ROPE_INIT_FUNCTIONS["yarn"](reference, torch.device("cpu"))
+    rope = Rope.from_config({**TARGET, "rope_scaling": scaling})
+
+    torch.testing.assert_close(rope.inverse_frequencies(dim), frequencies)
+    assert amplitude == pytest.approx(rope.mla_amplitude()) == pytest.approx(rope.llama_amplitude())
+
+
+def test_mla_against_transformers() -> None:
+    """Projections, rotation and softmax scale are those of transformers' DeepseekV3Attention."""
+    from transformers import DeepseekV3Config
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
+        DeepseekV3Attention,
+        DeepseekV3RotaryEmbedding,
+    )
+
+    draft = Draft(draft_config())
+    ours, length = draft.midlayer.self_attn, 7
+    keys = (
+        "q_lora_rank",
+        "kv_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
+        "v_head_dim",
+        "rms_norm_eps",
+    )
+    reference = DeepseekV3Config(
+        hidden_size=2 * HIDDEN, num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=512,
+        rope_theta=TARGET["rope_theta"], rope_scaling=dict(TARGET["rope_scaling"]),
+        **{key: TARGET[key] for key in keys},
+    )  # fmt: skip
+    reference._attn_implementation = "eager"
+    theirs = DeepseekV3Attention(reference, layer_idx=0).eval()
+    state = {name: tensor.detach().clone() for name, tensor in ours.state_dict().items()}
+    state["o_proj.weight"] = torch.cat((state["o_proj.weight"], torch.zeros(HIDDEN, 12)))
+    theirs.load_state_dict(state)
+    # transformers fixes the norms' eps of q_a and kv_a at 1e-6, vLLM takes the config's.
+    theirs.q_a_layernorm.variance_epsilon = theirs.kv_a_layernorm.variance_epsilon = TARGET["rms_norm_eps"]
+    x, positions = torch.randn(1, length, 2 * HIDDEN), torch.arange(length)[None]
+    mask = torch.full((length, length), float("-inf")).triu(1)[None, None]
+    expected, _ = theirs(x, DeepseekV3RotaryEmbedding(reference)(x, positions), attention_mask=mask)
+
+    q = ours.queries(x[0], positions[0])
+    k, v = ours.keys_values(x[0], positions[0])
+    weights = (torch.einsum("qhd,khd->hqk", q, k) * ours.scale + mask[0, 0]).softmax(-1)
+    got = ours.output(torch.einsum("hqk,khd->qhd", weights, v))
+    torch.testing.assert_close(got, expected[0, :, :HIDDEN], atol=1e-5, rtol=1e-4)

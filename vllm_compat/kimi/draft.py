@@ -87,8 +87,7 @@ def init_draft(config: DraftConfig, target: TargetHead, vocab: VocabMap, seed: i
     - `lm_head` and `norm` are copies of the target's rows of the draft vocabulary and of its final norm;
     - `fc` passes the last aux state through and ignores the others, so that the untrained head reads the
       target's own residual stream three layers early (a "logit lens": it knows x_{t+1}, not x_{t+2});
-    - the other matrices are normal with standard deviation 1/sqrt(fan_in), those that write to the residual
-      stream (o_proj, down_proj) a tenth of it, norms are ones.
+    - the other matrices are normal with standard deviation 1/sqrt(fan_in), norms are ones.
 
     The result depends on `seed` and the arguments only, not on the global random state. Weights are float32.
     """
@@ -97,8 +96,7 @@ def init_draft(config: DraftConfig, target: TargetHead, vocab: VocabMap, seed: i
     with torch.no_grad():
         for name, parameter in draft.named_parameters():
             if parameter.dim() == 2 and name not in ("fc.weight", "lm_head.weight"):
-                gain = 0.1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
-                parameter.normal_(0.0, gain * parameter.shape[1] ** -0.5, generator=generator)
+                parameter.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
         draft.fc.weight.zero_()
         draft.fc.weight[:, -config.hidden_size :] = torch.eye(config.hidden_size)
         draft.norm.weight.copy_(target.norm)

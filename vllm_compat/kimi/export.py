@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file, save
 
-from vllm_compat.errors import ExportError
+from vllm_compat.errors import DataError, ExportError
 
-from .draft import Draft
+from .draft import Draft, init_draft
 from .draft_config import ARCHITECTURES, MODEL_TYPES, DraftConfig
 from .files import write_atomic, write_json
 from .rope import Rope
@@ -280,14 +280,34 @@ def _vocab_problems(tensors: Mapping[str, torch.Tensor], shape: DraftConfig) -> 
     return problems
 
 
+def export_untrained(cfg: Config, out_dir: Path) -> Path:
+    """The head of this run as it was before its first step (`init_draft` with the run's seed), exported.
+
+    It has the trained head's shape, vocabulary map and aux boundaries, and the target's own norm and lm_head
+    rows, so that a comparison shows what the training did and nothing else. Returns `out_dir`.
+    """
+    config = _trained_config(cfg)
+    vocab = VocabMap.load(cfg.run_dir / "vocab" / "vocab.safetensors")
+    target = TargetHead.load(cfg.target.model)
+    draft = init_draft(config, target, vocab, cfg.seed)
+    export_draft(draft.state_dict(), config, vocab, target.config, out_dir, cfg.export.dtype)
+    return out_dir
+
+
+def _trained_config(cfg: Config) -> DraftConfig:
+    path = cfg.run_dir / "train" / "draft.json"
+    if not path.is_file():
+        raise DataError(asked=str(path), found="no such file", advice="run the stage 'train' first")
+    return DraftConfig.from_dict(json.loads(path.read_text(encoding="utf-8")))
+
+
 def export_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
     """<run>/train/{draft.safetensors, draft.json} + <run>/vocab -> <run>/export."""
-    folder = cfg.run_dir / "train"
-    config = DraftConfig.from_dict(json.loads((folder / "draft.json").read_text(encoding="utf-8")))
+    config = _trained_config(cfg)
     vocab = VocabMap.load(cfg.run_dir / "vocab" / "vocab.safetensors")
     with progress.task("exporting", total=1) as bar:
         metrics = export_draft(
-            load_file(folder / "draft.safetensors"),
+            load_file(cfg.run_dir / "train" / "draft.safetensors"),
             config,
             vocab,
             load_text_config(cfg.target.model),

@@ -15,7 +15,8 @@ behind `<|im_end|>` within the last step of an answer.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,8 +24,13 @@ from vllm_compat.errors import DataError
 
 from .dataset import BatchOrder, Samples, collate
 from .draft import Draft
+from .target import TargetHead
 from .ttt import Chains
 from .vocab import VocabMap
+
+if TYPE_CHECKING:
+    from .config import Config
+    from .store import Store
 
 
 @torch.no_grad()
@@ -77,6 +83,48 @@ def estimate_acceptance(
         "accepted": accepted,
         "rows": len(accepted_by_row),
     }
+
+
+def estimate_stage(cfg: Config, sample_ids: Sequence[str] | None = None) -> dict[str, Any]:
+    """`estimate_acceptance` of <run>/export over <run>/extract/heldout, or over the rows `sample_ids` of it.
+
+    The weights are the exported ones (rounded to export.dtype), the arithmetic is float32 on the CPU.
+    """
+    from .export import load_exported
+    from .store import Store
+
+    if cfg.train.threads:
+        torch.set_num_threads(cfg.train.threads)
+    target = TargetHead.load(cfg.target.model)
+    draft, vocab = load_exported(cfg.run_dir / "export", target)
+    store = Store(cfg.run_dir / "extract" / "heldout")
+    samples: Samples = store if sample_ids is None else _Chosen(store, set(sample_ids))
+    made: dict[str, Any] = estimate_acceptance(draft, vocab, samples, cfg.evaluate.num_draft_tokens)
+    return made
+
+
+class _Chosen:
+    """Some rows of a store."""
+
+    def __init__(self, store: Store, sample_ids: set[str]) -> None:
+        self._store = store
+        self._places = [i for i, name in enumerate(store.ids) if name in sample_ids]
+        if len(self._places) != len(sample_ids):
+            raise DataError(
+                asked=f"estimating on {len(sample_ids)} held-out rows",
+                found=f"{len(self._places)} of them in {store.path}",
+                advice="extract the held-out rows again",
+            )
+
+    @property
+    def lengths(self) -> list[int]:
+        return [self._store.lengths[i] for i in self._places]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._store[self._places[index]]
 
 
 def _accepted(

@@ -103,8 +103,16 @@ def _fetch(model: str | Path, name: str) -> str:
             raise DataError(asked=f"{name} of {model}", found=f"no such file in {root.resolve()}")
         return str(root / name)
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    return str(hf_hub_download(str(model), name))
+    try:
+        return str(hf_hub_download(str(model), name))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise DataError(
+            asked=f"{name} of {model}",
+            needed="a local directory, or a model of the Hugging Face hub that can be reached",
+            found=str(error).splitlines()[0],
+        ) from error
 
 
 def _tensor_files(model: str | Path) -> dict[str, str]:

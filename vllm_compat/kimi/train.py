@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .progress import Progress
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_REPLAN = (0.1, 0.5)  # shares of max_seconds at which the schedule's length is set to what the time allows
+_REPLAN = (0.1, 0.25, 0.5, 0.75)  # shares of max_seconds at which the schedule is fitted to the time left
 
 
 def learning_rate(step: int, total: int, peak: float, warmup: int) -> float:
@@ -106,7 +106,8 @@ class Trainer:
         }
         per_epoch = len(self.order.epoch(0))
         self.step, self.epoch, self.position = 0, 0, 0  # position: batches done in this epoch
-        self.total = min(cfg.steps or cfg.epochs * per_epoch, cfg.epochs * per_epoch)
+        self.planned = min(cfg.steps or cfg.epochs * per_epoch, cfg.epochs * per_epoch)
+        self.total = self.planned  # steps of the schedule: fewer than planned where max_seconds will not do
         self.seconds, self.tokens, self.replanned = 0.0, 0, 0
         self.first_loss: float | None = None
         self.last_norm, self.last_rate = 0.0, 0.0
@@ -225,7 +226,7 @@ class Trainer:
             return
         self.replanned += 1
         allowed = max(self.step + 1, int(self.step * limit / self._slowest()))
-        self.total = min(self.total, allowed)
+        self.total = min(self.planned, allowed)
 
     def _out_of_time(self) -> bool:
         return self.cfg.max_seconds is not None and self._slowest() >= self.cfg.max_seconds
@@ -298,11 +299,10 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["random"])
         self.window, self.last = state["window"], json.loads(state["last"])
-        planned = self.total
         for name in _STATE_FIELDS:
             setattr(self, name, state[name])
         if self.replanned == 0:
-            self.total = planned  # steps or epochs may be raised on a resume
+            self.total = self.planned  # steps or epochs may be raised on a resume
         self.finished = False
         if self.rank == 0 and metrics.is_file():
             lines = metrics.read_text(encoding="utf-8").splitlines()

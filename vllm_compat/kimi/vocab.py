@@ -7,7 +7,7 @@ vocabulary that SGLang wants. With a full vocabulary neither may be in the check
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,10 +123,10 @@ def build_vocab(counts: torch.Tensor, draft_vocab_size: int, special_ids: Iterab
 
 def special_token_ids(tokenizer: Any) -> list[int]:
     """Ids of a transformers tokenizer's added and special tokens (Kimi: the 256 above its BPE ranks)."""
-    return sorted({*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids})
+    return sorted({*getattr(tokenizer, "added_tokens_decoder", {}), *tokenizer.all_special_ids})
 
 
-def count_loss_tokens(rows: Iterable[tuple[list[int], list[int]]], vocab_size: int) -> torch.Tensor:
+def count_loss_tokens(rows: Iterable[tuple[Sequence[int], Sequence[int]]], vocab_size: int) -> torch.Tensor:
     """int64 [vocab_size] over (token ids, loss mask) pairs."""
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for ids, mask in rows:
@@ -144,23 +144,19 @@ def count_loss_tokens(rows: Iterable[tuple[list[int], list[int]]], vocab_size: i
 
 def vocab_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
     """<run>/prepare/train.parquet -> <run>/vocab/vocab.safetensors."""
-    from pyarrow import parquet
-    from transformers import AutoTokenizer
-
+    from .prompts import load_tokenizer
+    from .rows import count_rows, read_rows
     from .target import load_text_config
 
     size = int(load_text_config(cfg.target.model)["vocab_size"])
-    tokenizer = AutoTokenizer.from_pretrained(
-        cfg.target.tokenizer or cfg.target.model, trust_remote_code=cfg.target.trust_remote_code
-    )
-    table = parquet.ParquetFile(cfg.run_dir / "prepare" / "train.parquet")
-    with progress.task("counting tokens", total=table.metadata.num_rows) as bar:
+    tokenizer = load_tokenizer(cfg.target)
+    path = cfg.run_dir / "prepare" / "train.parquet"
+    with progress.task("counting tokens", total=count_rows(path)) as bar:
 
-        def pairs() -> Iterator[tuple[list[int], list[int]]]:
-            for batch in table.iter_batches(batch_size=256, columns=["input_ids", "loss_mask"]):
-                for row in batch.to_pylist():
-                    bar.advance(1)
-                    yield row["input_ids"], row["loss_mask"]
+        def pairs() -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+            for row in read_rows(path):
+                bar.advance(1)
+                yield row.input_ids, row.loss_mask
 
         counts = count_loss_tokens(pairs(), size)
     special = special_token_ids(tokenizer)
