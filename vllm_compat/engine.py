@@ -38,9 +38,8 @@ class LoopObserver(Protocol):
         """A request is done; called before the loop hands it out."""
 
 
-#: Loops of this process that are running. In-process executors share vLLM's global process groups, so only the last loop
-#: to close may tear them down.
-_open_loops: set[int] = set()
+#: Whether a loop's worker runs in this process. vLLM's process groups are global to a process and made for one model.
+_in_process_loop_is_open = False
 
 
 @dataclass
@@ -89,7 +88,13 @@ class EngineLoop:
         self._observers: list[LoopObserver] = []
         self._counter = 0
         self._input_processor: Any = None
-        self.executor: Any = make_executor(vllm_config, executor_cls=executor_cls)
+        self._failed: BaseException | None = None
+        self._claim_process(executor_cls)
+        try:
+            self.executor: Any = make_executor(vllm_config, executor_cls=executor_cls)
+        except BaseException:
+            self._release_process()
+            raise
         try:
             self.kv_cache_config = initialize_kv_cache(self.executor, vllm_config, num_blocks=num_blocks)
             self.structured_output_manager = make_structured_output_manager(vllm_config)
@@ -107,8 +112,26 @@ class EngineLoop:
             self.block_hasher = make_block_hasher(vllm_config, self.kv_cache_config) if hashing else None
         except BaseException:
             self.executor.shutdown()
+            self._release_process()
             raise
-        _open_loops.add(id(self))
+
+    def _claim_process(self, executor_cls: type | None) -> None:
+        global _in_process_loop_is_open
+        self._owns_process = adapter("executor").runs_in_process(executor_cls, self.vllm_config)
+        if self._owns_process and _in_process_loop_is_open:
+            raise VllmCompatError(
+                "an EngineLoop whose worker runs in this process",
+                needed="no other one here, since vLLM's process groups are global to a process",
+                found="another EngineLoop is open in this process",
+                advice="shut it down first, or give this one workers of its own: distributed_executor_backend='mp'",
+            )
+        _in_process_loop_is_open = _in_process_loop_is_open or self._owns_process
+
+    def _release_process(self) -> None:
+        global _in_process_loop_is_open
+        if self._owns_process:
+            adapter("executor").release()
+            _in_process_loop_is_open = False
 
     # -- requests in ------------------------------------------------------------------------------------------------
 
@@ -199,9 +222,24 @@ class EngineLoop:
 
         Finished requests are kept until ``collect`` or ``generate`` takes them.
         """
+        if self._failed is not None:
+            raise VllmCompatError(
+                "a step of this loop",
+                needed="a loop whose steps all came to their end",
+                found=f"a step failed before ({type(self._failed).__name__}: {self._failed})",
+                advice="shut it down and open a new one",
+            )
         # Finished ids still have to reach the workers: has_requests stays true for one step after the last finish.
         if not self.scheduler.has_requests():
             return []
+        try:
+            return self._step()
+        except BaseException as error:
+            # Scheduler and runner are now between two states: whatever came next would be wrong.
+            self._failed = error
+            raise
+
+    def _step(self) -> list[RequestUpdate]:
         scheduled = self.scheduler.schedule()
         output = self._stepping.run(self.executor, self.scheduler, scheduled)
         updates = [
@@ -319,12 +357,8 @@ class EngineLoop:
             self.abort(order)
             for request_id in order:
                 self._done.pop(request_id, None)
-        self._flush()
-
-    def _flush(self) -> None:
-        # One more step tells the workers which requests are gone; without it their states linger.
         if not self._in_flight:
-            self.step()
+            self.step()  # tells the workers which requests are gone; their states would linger
 
     # -- the rest ---------------------------------------------------------------------------------------------------
 
@@ -349,9 +383,7 @@ class EngineLoop:
         self.executor.shutdown()
         self.scheduler.shutdown()
         self.executor = None
-        _open_loops.discard(id(self))
-        if not _open_loops:
-            adapter("executor").release()
+        self._release_process()
 
     def __enter__(self) -> EngineLoop:
         return self

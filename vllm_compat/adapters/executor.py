@@ -20,12 +20,14 @@ class Executor_0_29(Adapter):
         "vllm.v1.attention.backends.utils:resolve_kv_cache_layout",
         passes=("vllm_config", "supported_layouts", "kv_cache_specs"),
     )
+    in_process = Need("vllm.v1.executor.uniproc_executor:UniProcExecutor", passes=("vllm_config",))
     cleanup = Need("vllm.distributed:cleanup_dist_env_and_memory", options={"shutdown_ray": ""})
     preference = Need("vllm.v1.attention.backends.utils:get_supported_kv_cache_layouts", passes=("backends",))
     needs = (
         layout,
         preference,
         cleanup,
+        in_process,
         Need(f"{_EXECUTOR}.get_class", passes=("vllm_config",)),
         Need(_EXECUTOR, passes=("vllm_config",)),
         Need(f"{_EXECUTOR}.get_kv_cache_specs", bound=True),
@@ -44,6 +46,10 @@ class Executor_0_29(Adapter):
 
     def executor_class(self, vllm_config: Any) -> type:
         return resolve(_EXECUTOR).get_class(vllm_config)  # type: ignore[no-any-return]
+
+    def runs_in_process(self, cls: type | None, vllm_config: Any) -> bool:
+        """Whether the executor's worker lives in the calling process."""
+        return issubclass(cls or self.executor_class(vllm_config), resolve(self.in_process.symbol))
 
     def build(self, cls: type, vllm_config: Any) -> Any:
         """The executor with its model loaded; it cannot run before ``initialize``."""

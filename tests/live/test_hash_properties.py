@@ -1,0 +1,179 @@
+"""Properties of block hashes made through make_block_hasher, on vLLM's own hashing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import vllm_compat as vc
+
+TOKENS = st.lists(st.integers(0, 163_839), max_size=300)
+SIZES = st.integers(1, 128)
+
+
+@pytest.fixture(scope="module")
+def params() -> Any:
+    return vc.make_sampling_params(max_tokens=1)
+
+
+def _hashes(ids: list[int], size: int, params: Any) -> list[bytes]:
+    hasher = vc.make_block_hasher(block_size=size, hash_algo="sha256")
+    return list(vc.make_request("r", ids, params, block_hasher=hasher).block_hashes)
+
+
+@given(ids=TOKENS, size=SIZES)
+def test_equal_ids_give_equal_hashes(params: Any, ids: list[int], size: int) -> None:
+    """One hash per full block, the same for the same ids, and different for every block of one prompt."""
+    hashes = _hashes(ids, size, params)
+    assert len(ids) // size == len(hashes)
+    assert _hashes(list(ids), size, params) == hashes
+    assert len(set(hashes)) == len(hashes)
+
+
+@given(ids=TOKENS.filter(bool), size=SIZES, data=st.data())
+def test_a_changed_token_changes_its_block_and_all_later_ones(
+    params: Any, ids: list[int], size: int, data: st.DataObject
+) -> None:
+    """And leaves the blocks before it alone."""
+    at = data.draw(st.integers(0, len(ids) - 1))
+    changed = [*ids[:at], ids[at] + 1, *ids[at + 1 :]]
+    before, after = _hashes(ids, size, params), _hashes(changed, size, params)
+    block = at // size
+    assert before[:block] == after[:block]
+    assert all(a != b for a, b in zip(before[block:], after[block:], strict=True))
+
+
+@given(ids=TOKENS, more=TOKENS, size=SIZES)
+def test_hashes_of_a_prefix_are_a_prefix_of_the_hashes(
+    params: Any, ids: list[int], more: list[int], size: int
+) -> None:
+    """Also when the tokens come later: a request that grows hashes its new full blocks, and no block twice."""
+    hasher = vc.make_block_hasher(block_size=size, hash_algo="sha256")
+    request = vc.make_request("r", ids, params, block_hasher=hasher)
+    assert list(request.block_hashes) == _hashes([*ids, *more], size, params)[: len(ids) // size]
+    request.append_output_token_ids(more)
+    assert list(request.block_hashes) == _hashes([*ids, *more], size, params)
+
+
+@pytest.mark.parametrize("size", [1, 16, 128])
+@pytest.mark.parametrize("blocks", [0, 1, 3])
+def test_exact_multiples_and_empty_prompts(params: Any, size: int, blocks: int) -> None:
+    """The last token of a full block completes it; an empty prompt has no block."""
+    assert blocks == len(_hashes([5] * (blocks * size), size, params))
+    assert blocks == len(_hashes([5] * (blocks * size + size - 1), size, params))
+
+
+def test_block_size_below_one_is_refused() -> None:
+    """Rather than an endless loop inside vLLM's hasher."""
+    with pytest.raises(ValueError, match="at least 1"):
+        vc.make_block_hasher(block_size=0, hash_algo="sha256")
+
+
+def test_hashes_equal_those_of_vllms_engine_core() -> None:
+    """The hasher is vLLM's own with the NONE_HASH that EngineCore would make."""
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core import kv_cache_utils
+
+    vc.ensure_none_hash("sha256")
+    ours = kv_cache_utils.NONE_HASH
+    kv_cache_utils.init_none_hash(sha256)
+
+    assert ours == kv_cache_utils.NONE_HASH
+
+
+def _in_process(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={**os.environ, **environment},
+    )
+    return done.stdout.strip().splitlines()[-1]
+
+
+def test_another_function_in_one_process_is_an_error() -> None:
+    """The same function again is fine, from many threads too; another one would silently never match."""
+    said = _in_process(
+        """
+        import threading
+        import vllm_compat as vc
+        from vllm.v1.core import kv_cache_utils
+        seen = []
+        def run():
+            vc.ensure_none_hash("sha256_cbor")
+            seen.append(kv_cache_utils.NONE_HASH)
+        threads = [threading.Thread(target=run) for _ in range(16)]
+        [t.start() for t in threads]; [t.join() for t in threads]
+        assert len(seen) == 16 and len(set(seen)) == 1
+        try:
+            vc.ensure_none_hash("sha256")
+        except vc.HashFunctionMismatch as error:
+            print(type(error).__name__, error.found)
+        """
+    )
+    assert said == "HashFunctionMismatch NONE_HASH was initialised with sha256_cbor"
+
+
+def test_vllms_own_initialisation_is_accepted_or_named() -> None:
+    """After EngineCore initialised NONE_HASH, the same function is a no-op and another one an error."""
+    said = _in_process(
+        """
+        import vllm_compat as vc
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core import kv_cache_utils
+        kv_cache_utils.init_none_hash(sha256)
+        value = kv_cache_utils.NONE_HASH
+        try:
+            vc.ensure_none_hash("sha256_cbor")
+        except vc.HashFunctionMismatch as error:
+            found = error.found
+        vc.ensure_none_hash("sha256")
+        assert kv_cache_utils.NONE_HASH == value
+        print(found)
+        """
+    )
+    assert "by vLLM itself" in said
+
+
+def test_unknown_function_is_vllms_own_error() -> None:
+    """vLLM's ValueError names what it knows."""
+    with pytest.raises(ValueError, match="md5"):
+        vc.ensure_none_hash("md5")
+
+
+@pytest.mark.parametrize("seed", [None, "7"])
+def test_processes_agree(seed: str | None) -> None:
+    """sha256 hashes are the same in two processes, with and without PYTHONHASHSEED (vLLM from 0.29 on)."""
+    code = """
+        import os
+        import vllm_compat as vc
+        h = vc.make_block_hasher(block_size=4, hash_algo="sha256")
+        r = vc.make_request("r", list(range(8)), vc.make_sampling_params(max_tokens=1), block_hasher=h)
+        print(r.block_hashes[-1].hex())
+    """
+    environment = {} if seed is None else {"PYTHONHASHSEED": seed}
+    assert _in_process(code, **environment) == _in_process(code, **environment)
+
+
+def test_concurrent_first_use_of_a_surface() -> None:
+    """Many threads choosing an adapter at once all get one."""
+    made: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: made.append(vc.make_block_hasher(block_size=16, hash_algo="sha256")))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 8
