@@ -55,7 +55,7 @@ def test_divergence_against_torch() -> None:
 def test_positions_outside_the_draft_vocabulary() -> None:
     """They carry no loss and no gradient, even if infinite, but count in acceptance with agreement 0."""
     whole = torch.zeros(2, 4)
-    whole[0, 3], whole[1, 0] = 9.0, 9.0
+    whole[0, 3], whole[0, 1], whole[1, 0] = 9.0, 1.0, 9.0  # draft id 1 is only the best that can be drafted
     head = torch.zeros(2, 3, requires_grad=True)
     with torch.no_grad():
         head[0, 0] = float("-inf")
@@ -137,9 +137,7 @@ def test_batch_is_the_sum_of_its_rows() -> None:
     alone = [module(collate([row], 3)) for row in rows.rows]
 
     torch.testing.assert_close(sums, torch.stack([one[0] for one in alone]).sum(0), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(
-        statistics, torch.stack([one[1] for one in alone]).sum(0), rtol=1e-5, atol=1e-5
-    )
+    torch.testing.assert_close(statistics, torch.stack([one[1] for one in alone]).sum(0), rtol=1e-5, atol=1e-5)
 
 
 def test_weighting() -> None:
@@ -189,10 +187,7 @@ def test_ranks_share_the_work() -> None:
 
 def test_a_mask_of_zeros_is_an_error() -> None:
     """Data without a single token to learn from (a template mismatch) stops with advice."""
-    rows = [
-        Row(r.sample_id, r.token_ids, torch.zeros_like(r.loss_mask), r.hidden_states)
-        for r in random_rows(3).rows
-    ]
+    rows = [Row(r.sample_id, r.token_ids, torch.zeros_like(r.loss_mask), r.hidden_states) for r in random_rows(3).rows]
 
     with pytest.raises(DataError, match=r"zero.*markers"):
         require_chains(Rows(rows))

@@ -169,7 +169,7 @@ def test_one_bad_row_stops_and_is_named(tmp_path: Path) -> None:
     rows[7].hidden_states[2, 1, 0] = float("inf")
     made = trainer(tmp_path, rows, checkpoint_every=1)
 
-    with pytest.raises(DataError, match=r"rows c7/0 —") as caught:
+    with pytest.raises(DataError, match=r"here: loss nan; rows c7/0 —") as caught:
         made.run(NullProgress())
     assert "did not touch the weights" in str(caught.value)
     assert all(torch.isfinite(tensor).all() for tensor in weights(made).values())
@@ -230,9 +230,7 @@ def test_float16_is_refused(tmp_path: Path) -> None:
 
 def two_rows(folder: Path, batch_tokens: int) -> Trainer:
     """Trained on two short rows: one batch of both, or one batch each."""
-    made = trainer(
-        folder, random_rows(2, longest=14), batch_tokens=batch_tokens, epochs=3, lr=1e-2, grad_clip=1e9
-    )
+    made = trainer(folder, random_rows(2, longest=14), batch_tokens=batch_tokens, epochs=3, lr=1e-2, grad_clip=1e9)
     made.run(NullProgress())
     return made
 
@@ -247,7 +245,7 @@ distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank
 from test_train import two_rows
 made = two_rows(folder / "two", batch_tokens=15)
 if rank == 0:
-    torch.save(made.draft.state_dict(), folder / "two.pt")
+    torch.save({**made.draft.state_dict(), "norm": made.last["grad_norm"]}, folder / "two.pt")
 """
 
 
@@ -271,5 +269,6 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
         assert 0 == rank.returncode, output
     assert one.step == 3
     two = torch.load(tmp_path / "two.pt")
+    assert one.last["grad_norm"] == pytest.approx(two["norm"], rel=1e-4)
     for name, tensor in weights(one).items():
         torch.testing.assert_close(two[name], tensor, atol=2e-5, rtol=1e-4)

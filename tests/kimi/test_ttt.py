@@ -89,9 +89,7 @@ class Served:
         else:
             dim = TARGET["v_head_dim"]
             amplitude = mscale(0.7) / mscale(1.0)
-            q, k, value = (
-                (w[a + f"{name}_proj.weight"] @ x).view(self.heads, dim) for name in ("q", "k", "v")
-            )
+            q, k, value = ((w[a + f"{name}_proj.weight"] @ x).view(self.heads, dim) for name in ("q", "k", "v"))
             queries = [rotate(row, position, amplitude, interleaved=False) for row in q]
             keys = [rotate(row, position, amplitude, interleaved=False) for row in k]
             values = list(value)
@@ -143,6 +141,34 @@ def test_chains_equal_serving(architecture: str) -> None:
             compared += 1
     assert int(batch.depth.sum()) == compared
     assert compared > 3 * steps
+
+
+@pytest.mark.parametrize("architecture", ["mla", "llama"])
+def test_training_scores_the_served_drafts(architecture: str) -> None:
+    """Loss and acceptance of each training step are those of the served head's drafts against the target's
+    next distribution: token, position, feature and teacher are all in line."""
+    draft, rows, steps = random_draft(architecture), random_rows(4), 3
+    target, vocab = target_head(), vocab_map()
+    sums, statistics = TrainingStep(draft, target, vocab, steps, torch.float32)(collate(rows.rows, steps))
+    expected = torch.zeros(steps, 6, dtype=torch.float64)
+    for row in rows.rows:
+        ids, first = row.token_ids.tolist(), int(row.loss_mask.nonzero()[0])
+        for emitted in range(first, len(ids) - 1):  # the target has just emitted ids[emitted]
+            drafted = ids[emitted + 1 :][:steps]
+            streams = Served(draft).propose(ids[: emitted + 1], row.hidden_states[:emitted, : len(AUX)], drafted[:-1])
+            right = True
+            for k, (stream, token) in enumerate(zip(streams, drafted, strict=True)):
+                p = target.logits(row.hidden_states[emitted + k, -1]).softmax(-1)
+                q = draft.logits(stream).softmax(-1).detach()
+                inside = bool(vocab.t2d[p.argmax()])
+                renormalised = p[vocab.t2d] / p[vocab.t2d].sum()
+                kl = (renormalised * (renormalised / q).log()).sum()
+                best, shared = int(vocab.target_ids[q.argmax()]), torch.minimum(p[vocab.t2d], q).sum()
+                right = right and best == token
+                expected[k] += torch.tensor([1, inside, inside * kl, shared, best == int(p.argmax()), right])
+
+    torch.testing.assert_close(statistics, expected, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(sums.double(), expected[:, 2], atol=1e-3, rtol=1e-4)
 
 
 def test_second_proposal_starts_clean() -> None:
