@@ -1,8 +1,8 @@
 """Block hashers, and the one-time initialisation of NONE_HASH that every hasher depends on.
 
-vLLM initialises ``NONE_HASH``, the parent of every first block, only inside EngineCore. A request made by hand therefore
-meets ``NameError: NONE_HASH``, and a request without a hasher meets an AssertionError, an IndexError or, from 0.33, a
-cache that silently never hits. Here the order is kept: NONE_HASH first, once, then hashers.
+vLLM initialises ``NONE_HASH``, the parent of every first block, only inside EngineCore. A request made by hand
+therefore meets ``NameError: NONE_HASH``, and a request without a hasher meets an AssertionError, an IndexError or,
+from 0.33, a cache that silently never hits. Here the order is kept: NONE_HASH first, once, then hashers.
 """
 
 from __future__ import annotations

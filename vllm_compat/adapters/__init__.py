@@ -1,1 +1,1 @@
-"""Adapters: one file per surface of vLLM, newest class first; everything that knows what a release looks like is here."""
+"""Adapters: one file per surface of vLLM, newest class first; all that knows what a release looks like is here."""

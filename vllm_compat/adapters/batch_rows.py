@@ -9,8 +9,9 @@ from vllm_compat.values import ScheduledBatch
 
 
 class BatchRows_0_12(Adapter):
-    """The V1 runner keeps one persistent ``input_batch``; the V2 runner (0.12.0) hands the batch of the step from
-    ``execute_model`` to ``sample_tokens``.
+    """The V1 runner keeps one persistent ``input_batch``.
+
+    The V2 runner (0.12.0) hands the batch of the step from ``execute_model`` to ``sample_tokens``.
     """
 
     surface = "batch_rows"

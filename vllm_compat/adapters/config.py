@@ -14,13 +14,18 @@ from vllm_compat.installed import installed
 
 
 class VllmConfig_0_10(Adapter):
-    """``EngineArgs(**options).create_engine_config()``; unknown options are refused by us, since pydantic of
-    0.9.1-0.15.1 ignores them silently.
+    """``EngineArgs(**options).create_engine_config()``.
+
+    Unknown options are refused here: the pydantic dataclasses of 0.9.1-0.15.1 ignore them silently.
     """
 
     surface = "vllm_config"
     since = (0, 10, 0)
-    create = Need("vllm.engine.arg_utils:EngineArgs.create_engine_config", bound=True, options={"usage_context": "", "headless": ""})
+    create = Need(
+        "vllm.engine.arg_utils:EngineArgs.create_engine_config",
+        options={"usage_context": "", "headless": ""},
+        bound=True,
+    )
     needs = (create,)
 
     def build(self, options: Mapping[str, Any]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm_compat.adapters.base import Adapter, Need, resolve
+from vllm_compat.adapters.base import Adapter, Need
 
 _PROCESSOR = "vllm.v1.engine.input_processor:InputProcessor"
 

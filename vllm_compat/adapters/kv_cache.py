@@ -20,8 +20,10 @@ SPEC_CLASSES = {
 
 
 class KVCache_0_32(Adapter):
-    """Hash block size and hit alignment are written on every config (0.32.0), the layout is resolved before memory is
-    measured (0.29.0), and ``get_kv_cache_configs`` plans all workers at once (0.11.0).
+    """Hash block size and hit alignment are written on every config (0.32.0).
+
+    The layout is resolved before memory is measured (0.29.0), and ``get_kv_cache_configs`` plans all workers at once
+    (0.11.0).
     """
 
     surface = "kv_cache"

@@ -35,7 +35,8 @@ class Scheduler_0_20(Adapter):
         return resolve({"sync": _SYNC, "async": _ASYNC}[which])  # type: ignore[no-any-return]
 
     def build(self, cls: type, options: Mapping[str, Any]) -> Any:
-        need = Need(f"{cls.__module__}:{cls.__qualname__}", passes=self.scheduler.passes, options=self.scheduler.options)
+        name = f"{cls.__module__}:{cls.__qualname__}"
+        need = Need(name, passes=self.scheduler.passes, options=self.scheduler.options)
         return self.construct_class(need, cls, options)
 
     def finish_requests(self, scheduler: Any, request_ids: Sequence[str], status: str) -> None:

@@ -1,7 +1,8 @@
 """Hidden states out of a running model: per request, by position, checked for completeness.
 
-A layer id is a *boundary*: id ``k`` is the residual stream after ``k`` decoder layers. 0 are the embeddings, N (the number
-of layers) is the final state before the last norm. That is the numbering of vLLM's ``aux_hidden_state_layers``.
+A layer id is a *boundary*: id ``k`` is the residual stream after ``k`` decoder layers. 0 are the embeddings, N (the
+number of layers) is the final state before the last norm. That is the numbering of vLLM's
+``aux_hidden_state_layers``.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class CapturedStates:
 
 
 def capture_hidden_states(loop: EngineLoop, layers: Iterable[int]) -> HiddenStatesCapture:
-    """Capture boundaries of every request that is added to ``loop`` from now on::
+    """Capture boundaries of every request that is added to ``loop`` from now on.
+
+    ::
 
         with capture_hidden_states(loop, layers=(2, 30, 58, 61)) as capture:
             for output in loop.generate(prompts, params):

@@ -34,7 +34,7 @@ def decoder_layers(model: Any) -> list[torch.nn.Module]:
 
 
 class LayerArguments:
-    """Where a layer's ``forward`` takes ``hidden_states`` and ``residual``; some pass them by position, some by name."""
+    """Where a layer's ``forward`` takes ``hidden_states`` and ``residual``: some by position, some by name."""
 
     def __init__(self, layer: torch.nn.Module) -> None:
         self._signature = inspect.signature(layer.forward)

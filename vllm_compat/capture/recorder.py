@@ -82,7 +82,7 @@ class Recorder:
     # -- while the model runs ---------------------------------------------------------------------------------------
 
     def _before(self, boundary: int, arguments: LayerArguments) -> Any:
-        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self._recording:
                 hidden, residual = arguments.stream(args, kwargs)
                 self._seen[boundary] = _stream(hidden, residual)
@@ -90,14 +90,14 @@ class Recorder:
         return hook
 
     def _after(self, boundary: int) -> Any:
-        def hook(module: Any, args: tuple[Any, ...], output: Any) -> None:
+        def hook(_: Any, __: tuple[Any, ...], output: Any) -> None:
             if self._recording:
                 hidden, residual = output if isinstance(output, tuple) else (output, None)
                 self._seen[boundary] = _stream(hidden, residual)
 
         return hook
 
-    def _execute_model(self, wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _execute_model(self, wrapped: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         scheduler_output = kwargs.get("scheduler_output", args[0] if args else None)
         self._seen.clear()
         self._recording = True

@@ -68,7 +68,7 @@ def self_check(
             final = capture.pop(done.request_id).hidden_states[:, -1].to(stored_dtype)
             ours = head.logits(final.float()).log_softmax(-1)
             ids = done.prompt_token_ids
-            theirs = torch.tensor([row[token] for row, token in zip(done.prompt_logprobs, ids[1:], strict=True)])
+            theirs = torch.tensor([row[token] for row, token in zip(done.prompt_logprobs or (), ids[1:], strict=True)])
             errors.append((ours[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0] - theirs).abs())
             best = ours[-1].max()
             # The engine's greedy token, or one that rounding cannot tell from it.
