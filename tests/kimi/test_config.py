@@ -73,6 +73,7 @@ def test_missing_conversations_are_asked_for() -> None:
         ("train.lr=0", "greater than 0"),
         ("train.lr=nan", "train.lr"),
         ("train.steps=1.5", "int or left out"),
+        ("train.steps=true", "int or left out"),
         ("train.betas=[0.9]", "two numbers"),
         ("train.architecture=qwen", "one of mla, llama"),
         ("target.trust_remote_code=1", "bool"),
@@ -138,9 +139,7 @@ def test_a_file_without_run_dir_runs_under_its_own_name(tmp_path: Path) -> None:
     assert Path("runs/mine") == load_config(tmp_path / "mine.toml").run_dir
 
 
-@pytest.mark.parametrize(
-    ("content", "message"), [(b"[train\n", "valid TOML"), (b"\xff", "UTF-8"), (None, "preset")]
-)
+@pytest.mark.parametrize(("content", "message"), [(b"[train\n", "valid TOML"), (b"\xff", "UTF-8"), (None, "preset")])
 def test_files_that_cannot_be_read(tmp_path: Path, content: bytes | None, message: str) -> None:
     """A ConfigError with the file's name, not a traceback of the parser."""
     path = tmp_path / "mine.toml"

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from vllm_compat.errors import DataError, StoreError
+from vllm_compat.errors import ConfigError, DataError, StoreError
 from vllm_compat.kimi.files import lock, write_atomic, write_json
+from vllm_compat.kimi.fingerprints import model_fingerprint
 from vllm_compat.kimi.manifest import (
     STAGES,
     Manifest,
@@ -87,9 +90,7 @@ def test_what_changed_is_named(
 
 
 @pytest.mark.parametrize("damage", ["changed", "removed"])
-def test_an_output_that_is_not_what_was_written_makes_it_stale(
-    tmp_path: Path, written: Manifest, damage: str
-) -> None:
+def test_an_output_that_is_not_what_was_written_makes_it_stale(tmp_path: Path, written: Manifest, damage: str) -> None:
     """Somebody removed or changed the file that later stages read."""
     if damage == "changed":
         (tmp_path / "out.bin").write_bytes(b"contenT")
@@ -123,6 +124,27 @@ def test_versions_name_what_made_the_numbers() -> None:
     found = versions()
     assert {"python", "torch", "transformers", "safetensors"} <= set(found)
     assert "(" in found["vllm"]
+
+
+def test_the_models_fingerprint(tmp_path: Path) -> None:
+    """Another config, other tensors or another number of files are another model; where it lies does not
+    matter.
+    """
+
+    def save(folder: Path, shape: int = 4, config: str = "{}", files: int = 1) -> str:
+        folder.mkdir()
+        (folder / "config.json").write_text(config)
+        for i in range(files):
+            save_file({"weight": torch.zeros(shape)}, folder / f"model-{i}.safetensors")
+        return model_fingerprint(str(folder))
+
+    first = save(tmp_path / "a")
+    assert first == save(tmp_path / "b")
+    others = {save(tmp_path / "c", shape=5), save(tmp_path / "d", config="[]"), save(tmp_path / "e", files=2)}
+    assert len({first, *others}) == 4
+    (tmp_path / "f").mkdir()
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        model_fingerprint(str(tmp_path / "f"))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 from rich.console import Console
@@ -31,6 +32,18 @@ def test_nested_bars_on_a_terminal() -> None:
     stream = io.StringIO()
     use(RichProgress(Console(file=stream, force_terminal=True, width=100)))
     assert "outer" in stream.getvalue()
+
+
+def test_the_outer_bar_stays_when_the_inner_one_ends() -> None:
+    """It is redrawn with what it has to say."""
+    stream = io.StringIO()
+    progress = RichProgress(Console(file=stream, force_terminal=True, width=100))
+    with progress.task("outer", total=3) as outer:
+        with progress.task("inner"):
+            pass
+        outer.note("still here")
+        time.sleep(0.5)  # it redraws ten times a second
+        assert "still here" in stream.getvalue()
 
 
 def test_nothing_in_a_log() -> None:

@@ -37,9 +37,7 @@ def test_round_trip(
     """
     path = tmp_path_factory.mktemp("store")
     made = [sample(i, length) for i, length in enumerate(lengths)]
-    made = [
-        Sample(s.sample_id, s.token_ids, s.loss_mask, s.hidden_states.to(getattr(torch, dtype))) for s in made
-    ]
+    made = [Sample(s.sample_id, s.token_ids, s.loss_mask, s.hidden_states.to(getattr(torch, dtype))) for s in made]
     writer = StoreWriter(path, provenance(dtype=dtype), shard_bytes)
     for i, item in enumerate(made):
         if i in reopen:
@@ -83,10 +81,7 @@ def test_layout_on_disk(tmp_path: Path) -> None:
 def test_shards_are_full_before_the_next_one(tmp_path: Path) -> None:
     """A shard holds at least shard_bytes of states, except the last."""
     write(tmp_path, 0, 40, shard_bytes=3000)
-    sizes = [
-        sum(item["length"] for item in s["samples"]) * len(LAYERS) * HIDDEN * 2
-        for s in Store(tmp_path).shards
-    ]
+    sizes = [sum(item["length"] for item in s["samples"]) * len(LAYERS) * HIDDEN * 2 for s in Store(tmp_path).shards]
     assert len(sizes) > 3
     assert all(size >= 3000 for size in sizes[:-1])
     assert all(size < 3000 + 7 * len(LAYERS) * HIDDEN * 2 for size in sizes)
@@ -158,9 +153,7 @@ def _with(value: float) -> Sample:
         (sample(2), "already"),
     ],
 )
-def test_a_bad_sample_is_refused_by_name_and_the_store_goes_on(
-    tmp_path: Path, bad: Sample, message: str
-) -> None:
+def test_a_bad_sample_is_refused_by_name_and_the_store_goes_on(tmp_path: Path, bad: Sample, message: str) -> None:
     """NaN, wrong shapes and types, an id that is there (on disk or still buffered): StoreError naming the
     sample; the samples around it are stored.
     """
@@ -172,6 +165,18 @@ def test_a_bad_sample_is_refused_by_name_and_the_store_goes_on(
         assert bad.sample_id in caught.value.asked
         writer.add(sample(3))
     check(Store(tmp_path), 4)
+
+
+def test_done_grows_with_every_shard(tmp_path: Path) -> None:
+    """`.done` is what is on disk, also within one writer; a buffered sample is not in it."""
+    with StoreWriter(tmp_path, provenance(), 1) as writer:
+        writer.add(sample(0))
+        assert {sample(0).sample_id} == writer.done == set(Store(tmp_path).ids)
+        with pytest.raises(StoreError, match="already"):
+            writer.add(sample(0))
+        writer.shard_bytes = 10**9
+        writer.add(sample(1))
+        assert sample(1).sample_id not in writer.done
 
 
 def test_other_provenance_is_refused_with_both_values(tmp_path: Path) -> None:
@@ -247,9 +252,7 @@ def test_a_missing_shard_is_found_at_once(tmp_path: Path) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_any_flipped_bit_is_found_by_verify(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_any_flipped_bit_is_found_by_verify(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Header, metadata, ids or states: one bit in any place of a shard is reported with the shard's name."""
     path = tmp_path_factory.mktemp("store")
     write(path, 0, 6)

@@ -89,9 +89,7 @@ class StoreWriter:
         for sample in self._buffered.values():
             samples.append({"id": sample.sample_id, "start": start, "length": len(sample.token_ids)})
             start += len(sample.token_ids)
-        tensors = {
-            name: torch.cat([getattr(sample, name) for sample in self._buffered.values()]) for name in TENSORS
-        }
+        tensors = {name: torch.cat([getattr(sample, name) for sample in self._buffered.values()]) for name in TENSORS}
         path = self.path / f"shard-{_next_number(self.path, self._shards):06d}.safetensors"
         provenance = json.dumps(self.provenance.to_json())
         metadata = {"samples": json.dumps(samples), "crc32": crc_of(tensors), "provenance": provenance}
@@ -138,15 +136,12 @@ class StoreWriter:
 
     def _checked(self, sample: Sample) -> Sample:
         if self._lock < 0:
-            raise StoreError(
-                f"adding sample {sample.sample_id!r} to {self.path}", found="the writer is closed"
-            )
+            raise StoreError(f"adding sample {sample.sample_id!r} to {self.path}", found="the writer is closed")
         p = self.provenance
         states = sample.hidden_states
         shape = (len(sample.token_ids), len(p.layers), p.hidden_size)
         problems = {
-            "its id is in the store already": sample.sample_id in self.done
-            or sample.sample_id in self._buffered,
+            "its id is in the store already": sample.sample_id in self.done or sample.sample_id in self._buffered,
             "it has no tokens": shape[0] == 0,
             f"hidden_states is {tuple(states.shape)}, not {shape}": tuple(states.shape) != shape,
             f"hidden_states is {states.dtype}, not {DTYPES[p.dtype]}": states.dtype != DTYPES[p.dtype],
@@ -160,9 +155,7 @@ class StoreWriter:
             wrong = [f"a state is NaN or infinite, first at token {bad[0]}, boundary {p.layers[bad[1]]}"]
         if wrong:
             raise StoreError(f"adding sample {sample.sample_id!r} to {self.path}", found="; ".join(wrong))
-        copies = (
-            t.detach().to("cpu", copy=True).contiguous() for t in (sample.token_ids, sample.loss_mask, states)
-        )
+        copies = (t.detach().to("cpu", copy=True).contiguous() for t in (sample.token_ids, sample.loss_mask, states))
         return Sample(sample.sample_id, *copies)
 
     def _resume(self) -> list[dict[str, Any]]:
@@ -196,9 +189,7 @@ class StoreWriter:
             there, entry = read_shard(file)
             twice = known & {item["id"] for item in entry["samples"]}
             if twice:
-                raise damaged(
-                    self.path, file.name, f"samples that are in the index already: {sorted(twice)[:5]}"
-                )
+                raise damaged(self.path, file.name, f"samples that are in the index already: {sorted(twice)[:5]}")
         except StoreError as error:
             _set_aside(file)
             self.recovered.append(f"set aside {file.name}: {error.found}")
@@ -227,7 +218,7 @@ def repair(path: str | Path) -> list[str]:
                 if read_shard(path / shard["file"]) != (provenance, shard):
                     raise damaged(path, shard["file"], "checksum or samples differ from the index")
                 kept.append(shard)
-            except StoreError as error:  # noqa: PERF203 (a shard is gigabytes)
+            except StoreError as error:
                 said.append(f"{shard['file']} ({len(shard['samples'])} samples): {error.found}")
         if said:
             _write_index(path, provenance, kept)
