@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         make_structured_output_manager,
         make_vllm_config,
     )
+    from vllm_compat.patches import disable, enable, enabled
     from vllm_compat.hashing import ensure_none_hash, make_block_hasher
     from vllm_compat.readers import (
         read_engine_core_output,
@@ -85,7 +86,10 @@ __all__ = [
     "VllmCompatError",
     "VllmNotInstalled",
     "capture_hidden_states",
+    "disable",
     "doctor",
+    "enable",
+    "enabled",
     "ensure_none_hash",
     "errors",
     "initialize_kv_cache",
@@ -123,6 +127,7 @@ _MODULES = {
         "make_structured_output_manager",
         "make_vllm_config",
     ),
+    "patches": ("disable", "enable", "enabled"),
     "hashing": ("ensure_none_hash", "make_block_hasher"),
     "readers": (
         "read_engine_core_output",

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from vllm_compat import EngineLoop, make_vllm_config
+from vllm_compat import EngineLoop, enable, make_vllm_config
 
 from .settings import TargetConfig
 
@@ -33,6 +33,8 @@ def open_target(
     # The loop itself is in this process; on CPU vLLM would otherwise put even a single worker into another one, and
     # every hidden state through a pipe. It is read when the config is made.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    # Kimi-K2.5 on a CPU does not start without it (patches/llvmlite_proxy.py); elsewhere this does nothing.
+    enable("llvmlite-proxy")
     arguments: dict[str, Any] = {
         "model": target.model,
         "tokenizer": target.tokenizer,
@@ -42,6 +44,7 @@ def open_target(
         "pipeline_parallel_size": target.pipeline_parallel_size,
         "max_model_len": target.max_model_len,
         "max_num_seqs": max_num_seqs,
+        "use_tqdm_on_load": False,
         **engine_args,
     }
     if max_num_batched_tokens is not None:

@@ -1,0 +1,8 @@
+"""All patches, in the order in which they were needed."""
+
+from __future__ import annotations
+
+from vllm_compat.patches import llvmlite_proxy
+from vllm_compat.patches.patch import Patch
+
+CATALOGUE: tuple[Patch, ...] = (llvmlite_proxy.PATCH,)
