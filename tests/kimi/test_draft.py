@@ -67,9 +67,7 @@ def test_untrained_head_reads_the_last_aux_state() -> None:
     states = torch.randn(5, len(AUX) * HIDDEN)
 
     torch.testing.assert_close(draft.fc(states), states[:, -HIDDEN:])
-    torch.testing.assert_close(
-        draft.logits(states[:, :HIDDEN]), target.logits(states[:, :HIDDEN])[:, vocab.target_ids]
-    )
+    torch.testing.assert_close(draft.logits(states[:, :HIDDEN]), target.logits(states[:, :HIDDEN])[:, vocab.target_ids])
 
 
 def test_initialisation_is_a_function_of_the_seed() -> None:
@@ -111,9 +109,7 @@ def test_grouped_queries() -> None:
     assert torch.equal(values[:, 2], values[:, 3])
     assert not torch.equal(values[:, 1], values[:, 2])
     batch = collate(random_rows(2).rows, 1)
-    assert torch.isfinite(
-        Chains(draft, batch.token_ids, batch.features, batch.rows, batch.starts).hidden
-    ).all()
+    assert torch.isfinite(Chains(draft, batch.token_ids, batch.features, batch.rows, batch.starts).hidden).all()
 
 
 @pytest.mark.parametrize(

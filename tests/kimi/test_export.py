@@ -92,9 +92,7 @@ def drop(name: str) -> Any:
 
 
 def put(name: str, value: Any) -> Any:
-    return lambda tensors, config: tensors.__setitem__(
-        name, value(tensors[name]) if callable(value) else value
-    )
+    return lambda tensors, config: tensors.__setitem__(name, value(tensors[name]) if callable(value) else value)
 
 
 def say(key: str, value: Any) -> Any:

@@ -112,9 +112,7 @@ def test_states_of_another_convention_are_refused(run: Config, tmp_path: Path) -
     """States after the final norm, or of another model, do not train a head for this target."""
     vocab_stage(run, NullProgress())
     other = replace(run, run_dir=tmp_path / "other")
-    VocabMap.load(run.run_dir / "vocab" / "vocab.safetensors").save(
-        other.run_dir / "vocab" / "vocab.safetensors"
-    )
+    VocabMap.load(run.run_dir / "vocab" / "vocab.safetensors").save(other.run_dir / "vocab" / "vocab.safetensors")
     changed = {**SHAPE, "final_norm_applied": True}
     with StoreWriter(other.run_dir / "extract" / "train", Provenance(**changed, **ORIGIN), 1 << 20) as store:
         states = torch.zeros(4, 4, 256).bfloat16()
@@ -135,9 +133,7 @@ def test_stages_say_what_must_run_first(run: Config) -> None:
 def test_trainer_imports_without_vllm() -> None:
     """Training needs no vLLM: its modules import where `import vllm` fails."""
     modules = "train export offline vocab target draft ttt losses dataset".split()
-    code = "import sys; sys.modules['vllm'] = None\n" + "\n".join(
-        f"import vllm_compat.kimi.{m}" for m in modules
-    )
+    code = "import sys; sys.modules['vllm'] = None\n" + "\n".join(f"import vllm_compat.kimi.{m}" for m in modules)
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

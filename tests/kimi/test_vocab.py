@@ -58,11 +58,7 @@ def test_round_trip_and_fingerprint(tmp_path: Path) -> None:
     assert torch.equal(made.d2t, back.d2t)
     assert torch.equal(made.t2d, back.t2d)
     assert made.coverage == back.coverage
-    assert (
-        made.fingerprint()
-        == back.fingerprint()
-        != build_vocab(torch.tensor([9, 5, 2, 1]), 2, []).fingerprint()
-    )
+    assert made.fingerprint() == back.fingerprint() != build_vocab(torch.tensor([9, 5, 2, 1]), 2, []).fingerprint()
 
 
 def test_a_torn_file_is_refused(tmp_path: Path) -> None:

@@ -22,9 +22,7 @@ from vllm_compat.errors import DataError
 from .files import write_atomic
 
 
-def save_checkpoint(
-    root: Path, step: int, weights: Mapping[str, torch.Tensor], state: dict[str, Any]
-) -> None:
+def save_checkpoint(root: Path, step: int, weights: Mapping[str, torch.Tensor], state: dict[str, Any]) -> None:
     """`state` may hold tensors, numbers, strings, lists and dicts."""
     folder = root / f"step-{step:08d}"
     shutil.rmtree(folder, ignore_errors=True)

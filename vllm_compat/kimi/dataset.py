@@ -143,9 +143,7 @@ class BatchOrder:
         window = self.window * max(1, math.ceil(self.batch_tokens / mean))
         batches: list[list[int]] = []
         for i in range(0, len(order), window):
-            batches.extend(
-                self._pack(sorted(order[i : i + window], key=lambda row: (self.lengths[row], row)))
-            )
+            batches.extend(self._pack(sorted(order[i : i + window], key=lambda row: (self.lengths[row], row))))
         batches = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
         if self.world > 1:
             batches += batches[: -len(batches) % self.world]

@@ -45,11 +45,7 @@ class MlaAttention(nn.Module):
 
     def queries(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """[..., heads, nope + rope]."""
-        q = (
-            self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
-            if hasattr(self, "q_a_proj")
-            else self.q_proj(x)
-        )
+        q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x))) if hasattr(self, "q_a_proj") else self.q_proj(x)
         q = q.unflatten(-1, (self.heads, -1))
         plain, rotary = q.split((self.nope, self.rope_dim), dim=-1)
         return torch.cat((plain, self._rotate(rotary, positions)), dim=-1)

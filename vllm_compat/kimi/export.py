@@ -119,9 +119,7 @@ def export_draft(
     }
 
 
-def check_export(
-    tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], target: Mapping[str, Any]
-) -> None:
+def check_export(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], target: Mapping[str, Any]) -> None:
     """Everything that would make vLLM load the head wrongly or not at all; ExportError lists all of it."""
     problems = [*_config_problems(config, target)]
     shape = None
@@ -184,9 +182,7 @@ def _config_problems(config: Mapping[str, Any], target: Mapping[str, Any]) -> li
     if architecture not in kinds:
         return [f"architecture {architecture!r}, not one of {', '.join(kinds)}"]
     if config.get("model_type") != kinds[architecture]:
-        problems.append(
-            f"model_type {config.get('model_type')!r}, {architecture} needs {kinds[architecture]!r}"
-        )
+        problems.append(f"model_type {config.get('model_type')!r}, {architecture} needs {kinds[architecture]!r}")
     problems += [
         f"{key} {config.get(key)}, the target has {target[key]}"
         for key in ("vocab_size", "hidden_size")
@@ -209,9 +205,7 @@ def _layer_problems(config: Mapping[str, Any], layers: int) -> list[str]:
     top = config.get("eagle_aux_hidden_state_layer_ids")
     nested = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     if not top or top != nested:
-        return [
-            f"aux boundaries {top} at top level and {nested} in eagle_config; both must be there and equal"
-        ]
+        return [f"aux boundaries {top} at top level and {nested} in eagle_config; both must be there and equal"]
     if list(top) != sorted(set(top)):
         return [f"aux boundaries {top} are not strictly ascending"]
     problems = []
@@ -220,9 +214,7 @@ def _layer_problems(config: Mapping[str, Any], layers: int) -> list[str]:
     if top[-1] > layers:
         problems.append(f"aux boundary {top[-1]} of a target with {layers} layers")
     elif top[-1] == layers:
-        problems.append(
-            f"aux boundary {layers} is the final state, the teacher's; list the aux boundaries only"
-        )
+        problems.append(f"aux boundary {layers} is the final state, the teacher's; list the aux boundaries only")
     elif top[-1] == layers - 1:
         problems.append(
             f"aux boundary {layers - 1} is the *input* of the last layer: a list that counts layer outputs "
@@ -241,9 +233,7 @@ def _tensor_problems(tensors: Mapping[str, torch.Tensor], shape: DraftConfig) ->
         if name.startswith("model.")
     ]
     problems += [f"{name} is missing" for name in expected if name not in weights]
-    problems += [
-        f"{name} is unknown" for name in weights if name not in expected and not name.startswith("model.")
-    ]
+    problems += [f"{name} is unknown" for name in weights if name not in expected and not name.startswith("model.")]
     for name, tensor in weights.items():
         if name in expected and tuple(tensor.shape) != expected[name]:
             problems.append(f"{name} is {list(tensor.shape)}, the config asks for {list(expected[name])}")
@@ -270,9 +260,7 @@ def _vocab_problems(tensors: Mapping[str, torch.Tensor], shape: DraftConfig) -> 
         return problems
     ids = d2t + torch.arange(len(d2t))
     if int(ids.min()) < 0 or int(ids.max()) >= shape.vocab_size:
-        return [
-            f"d2t points to ids {int(ids.min())} … {int(ids.max())} of a vocabulary of {shape.vocab_size}"
-        ]
+        return [f"d2t points to ids {int(ids.min())} … {int(ids.max())} of a vocabulary of {shape.vocab_size}"]
     if not bool((ids[1:] > ids[:-1]).all()):
         problems.append("d2t does not give ascending, distinct target ids (it holds offsets, not ids)")
     if not torch.equal(t2d.nonzero().flatten(), ids.unique()):

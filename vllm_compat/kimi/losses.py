@@ -102,9 +102,7 @@ def step_stats(
     for i in range(0, len(normed), block):
         cut = slice(i, i + block)
         parts.append(
-            checkpoint(
-                _block_stats, head, normed[cut], teacher, index[cut], text_ids[cut], use_reentrant=False
-            )
+            checkpoint(_block_stats, head, normed[cut], teacher, index[cut], text_ids[cut], use_reentrant=False)
         )
 
     def total(name: str) -> torch.Tensor:

@@ -64,9 +64,7 @@ class Rope:
             kind="yarn",
             theta=theta,
             factor=float(raw["factor"]),
-            original_max_position=int(
-                raw.get("original_max_position_embeddings") or config["max_position_embeddings"]
-            ),
+            original_max_position=int(raw.get("original_max_position_embeddings") or config["max_position_embeddings"]),
             beta_fast=float(raw.get("beta_fast", 32)),
             beta_slow=float(raw.get("beta_slow", 1)),
             **optional,

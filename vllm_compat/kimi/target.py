@@ -66,11 +66,7 @@ class TargetHead:
         expected = {"embed_tokens": (vocab, hidden), "norm": (hidden,), "lm_head": (vocab, hidden)}
         for what, shape in expected.items():
             tensor: torch.Tensor = getattr(self, what)
-            if (
-                tuple(tensor.shape) != shape
-                or not tensor.dtype.is_floating_point
-                or tensor.dtype.itemsize < 2
-            ):
+            if tuple(tensor.shape) != shape or not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
                 raise DataError(
                     asked=f"{what} of {model}",
                     needed=f"floating point {list(shape)} (config: vocab_size {vocab}, hidden_size {hidden})",

@@ -218,11 +218,7 @@ class Trainer:
         Done at fixed shares of the time, and the result is part of the checkpoint: a resumed run keeps it.
         """
         limit = self.cfg.max_seconds
-        if (
-            limit is None
-            or self.replanned >= len(_REPLAN)
-            or self._slowest() < _REPLAN[self.replanned] * limit
-        ):
+        if limit is None or self.replanned >= len(_REPLAN) or self._slowest() < _REPLAN[self.replanned] * limit:
             return
         self.replanned += 1
         allowed = max(self.step + 1, int(self.step * limit / self._slowest()))
@@ -392,10 +388,7 @@ def train_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
         write_atomic(folder / "draft.safetensors", save(weights))
         write_json(folder / "draft.json", shape.to_dict())
     metrics = {
-        **{
-            key: last[key]
-            for key in ("loss", "kl", "acceptance", "agreement", "in_vocab", "acceptance_length")
-        },
+        **{key: last[key] for key in ("loss", "kl", "acceptance", "agreement", "in_vocab", "acceptance_length")},
         "first_loss": trainer.first_loss,
         "steps": trainer.step,
         "epochs": trainer.epoch,
@@ -409,9 +402,7 @@ def train_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
     if heldout.is_dir():
         rows = Store(heldout)
         if len(rows):
-            metrics["heldout"] = measure(
-                trainer.step_module, rows, cfg.train.batch_tokens, cfg.train.ttt_decay
-            )
+            metrics["heldout"] = measure(trainer.step_module, rows, cfg.train.batch_tokens, cfg.train.ttt_decay)
     return metrics
 
 

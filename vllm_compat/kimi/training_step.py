@@ -27,9 +27,7 @@ class TrainingStep(nn.Module):
 
     draft_ids: torch.Tensor
 
-    def __init__(
-        self, draft: Draft, target: TargetHead, vocab: VocabMap, steps: int, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, draft: Draft, target: TargetHead, vocab: VocabMap, steps: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.draft = draft
         self.steps = steps
@@ -50,9 +48,7 @@ class TrainingStep(nn.Module):
                 alive, prefix = alive[kept], prefix[kept]
                 chains.advance(ids[chains.rows, chains.starts + 1 + k])
             text = self.draft_ids[ids[chains.rows, chains.starts + 2 + k]]
-            stats = step_stats(
-                draft.lm_head, draft.norm(chains.hidden), teacher, batch.teacher[alive, k], text
-            )
+            stats = step_stats(draft.lm_head, draft.norm(chains.hidden), teacher, batch.teacher[alive, k], text)
             prefix = prefix & stats.hits
             sums.append(stats.kl_sum)
             with torch.no_grad():

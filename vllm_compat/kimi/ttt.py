@@ -88,14 +88,15 @@ class Chains:
         batch, width = self._slot_starts.shape
         padded = query.new_zeros(batch, width, *query.shape[1:])
         padded[rows, slots] = query
-        own = query.new_zeros(batch, width, query.shape[1], len(self._own_keys))
+        # Scores in float32 whatever autocast makes of a sum: CUDA's keeps sums in float32, the CPU's does not.
+        own = query.new_zeros(batch, width, query.shape[1], len(self._own_keys), dtype=torch.float32)
         if self._own_keys:
-            own[rows, slots] = torch.stack([(query * key).sum(-1) for key in self._own_keys], dim=-1)
+            own[rows, slots] = torch.stack(
+                [(query * key).sum(-1, dtype=torch.float32) for key in self._own_keys], dim=-1
+            )
         block = max(1, _MAX_SCORES // (batch * query.shape[1] * self._keys.shape[1]))
         parts = [
-            self._attend_block(
-                padded[:, i : i + block], own[:, i : i + block], self._slot_starts[:, i : i + block]
-            )
+            self._attend_block(padded[:, i : i + block], own[:, i : i + block], self._slot_starts[:, i : i + block])
             if block >= width
             else checkpoint(
                 self._attend_block,
@@ -120,7 +121,7 @@ class Chains:
         scores = torch.einsum("bqhd,bthd->bqht", query, self._keys)
         visible = torch.arange(scores.shape[-1], device=starts.device) <= starts[..., None, None]
         scores = scores.masked_fill(~visible, float("-inf"))
-        weights = (torch.cat((scores, own), dim=-1).float() * scale).softmax(-1).to(query.dtype)
+        weights = (torch.cat((scores.float(), own), dim=-1) * scale).softmax(-1).to(query.dtype)
         base, diagonal = weights.split((scores.shape[-1], own.shape[-1]), dim=-1)
         return torch.einsum("bqht,bthd->bqhd", base, self._values), diagonal
 

@@ -62,9 +62,7 @@ class VocabMap:
     def load(cls, path: Path) -> VocabMap:
         """The inverse of `save`; DataError when the two tables do not belong together."""
         if not path.is_file():
-            raise DataError(
-                asked=f"vocabulary map {path}", found="no such file", advice="run the stage 'vocab' first"
-            )
+            raise DataError(asked=f"vocabulary map {path}", found="no such file", advice="run the stage 'vocab' first")
         with safe_open(path, framework="pt") as stored:
             coverage = float((stored.metadata() or {}).get("coverage", "nan"))
             made = cls(stored.get_tensor("d2t"), stored.get_tensor("t2d"), coverage)
