@@ -30,7 +30,8 @@ def evaluate_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
     Raises:
         DataError: no held-out prompts.
     """
-    prompts = heldout_prompts(cfg)
+    chosen = heldout_prompts(cfg)
+    prompts = list(chosen.values())
     plain, plain_rate = _serve(cfg, prompts, None, progress, "target alone")
     trained, trained_rate = _serve(cfg, prompts, cfg.run_dir / "export", progress, "target + head")
     k = cfg.evaluate.num_draft_tokens
@@ -54,18 +55,22 @@ def evaluate_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
         untrained = acceptance(served, k)
         metrics["untrained_acceptance_length"] = untrained["acceptance_length"]
         metrics["untrained_per_position"] = untrained["per_position"]
-    estimate = estimate_stage(cfg)
+    # On the very rows that were served, so that the two numbers can be compared.
+    estimate = estimate_stage(cfg, list(chosen))
     metrics["estimated_acceptance_length"] = round(estimate["acceptance_length"], 4)
     metrics["estimated_per_position"] = [round(p, 4) for p in estimate["per_position"]]
     return metrics
 
 
-def heldout_prompts(cfg: Config) -> list[list[int]]:
-    """Prompts of held-out rows, spread over all of them, at most ``evaluate.num_prompts``."""
+def heldout_prompts(cfg: Config) -> dict[str, list[int]]:
+    """Row id -> prompt of held-out rows, spread over all of them, at most ``evaluate.num_prompts``.
+
+    Rows with at least two answer tokens: the first comes from the prefill, so a shorter answer has no draft to accept.
+    """
     rows = [
-        row.input_ids[: row.prompt_length]
+        (row.row_id, row.input_ids[: row.prompt_length])
         for row in read_rows(cfg.run_dir / "prepare" / "heldout.parquet")
-        if row.prompt_length + cfg.evaluate.max_new_tokens <= cfg.target.max_model_len
+        if row.prompt_length + cfg.evaluate.max_new_tokens <= cfg.target.max_model_len and sum(row.loss_mask) > 1
     ]
     if not rows:
         raise DataError(
@@ -75,7 +80,7 @@ def heldout_prompts(cfg: Config) -> list[list[int]]:
             advice="raise prepare.heldout_fraction or target.max_model_len",
         )
     stride = max(1, len(rows) // cfg.evaluate.num_prompts)
-    return rows[::stride][: cfg.evaluate.num_prompts]
+    return dict(rows[::stride][: cfg.evaluate.num_prompts])
 
 
 def _serve(

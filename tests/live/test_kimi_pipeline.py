@@ -1,0 +1,241 @@
+"""The whole pipeline through its command line: interrupted, resumed, served, and judged by vllm.LLM."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import FIXTURE, run_script
+from kimi_k25 import build
+from states import captured_states, open_loop, relative_error
+
+import vllm_compat as vc
+from vllm_compat.kimi.rows import read_rows
+from vllm_compat.kimi.store import Store
+
+SMALL = [
+    "target.dtype=float32",
+    "prepare.max_conversations=60",
+    "extract.shard_mb=1",
+    "train.max_seconds=25",
+    "evaluate.num_prompts=16",
+]
+
+
+def kimi(*arguments: str, **environment: str) -> str:
+    """Run ``vllm-compat kimi …``; returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_compat", "kimi", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def options(settings: list[str]) -> list[str]:
+    return [part for setting in settings for part in ("--set", setting)]
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose extraction was killed with SIGKILL after its first shard, and then taken to its end."""
+    path = tmp_path_factory.mktemp("kimi") / "run"
+    arguments = ["--preset", "tiny", "--run-dir", str(path), *options(SMALL)]
+    kimi("prepare", *arguments)
+    extract = subprocess.Popen([sys.executable, "-m", "vllm_compat", "kimi", "extract", *arguments])
+    try:
+        deadline = time.monotonic() + 240
+        store = path / "extract" / "train"
+        while len(list(store.glob("shard-*"))) < 2 and extract.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+    finally:
+        extract.send_signal(signal.SIGKILL)
+        extract.wait()
+    assert not (path / "extract" / "manifest.json").exists()
+    (path / "killed.json").write_text(json.dumps(len(Store(store))))
+    (path / "output.txt").write_text(kimi("run", *arguments))
+    return path
+
+
+@pytest.fixture(scope="module")
+def summary(run_dir: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    return result
+
+
+def test_nothing_is_lost_or_doubled_by_kill_9(run_dir: Path) -> None:
+    """Every row is in its store exactly once, and what was there before the kill was not computed again."""
+    before = json.loads((run_dir / "killed.json").read_text())
+    metrics = json.loads((run_dir / "extract" / "manifest.json").read_text())["metrics"]
+    for split in ("train", "heldout"):
+        rows = {row.row_id: row for row in read_rows(run_dir / "prepare" / f"{split}.parquet")}
+        store = Store(run_dir / "extract" / split)
+        store.verify()
+        assert sorted(rows) == sorted(store.ids)
+        for sample in store:
+            assert rows[sample.sample_id].input_ids == sample.token_ids.tolist()
+            assert rows[sample.sample_id].loss_mask == sample.loss_mask.tolist()
+    assert 0 < before < len(Store(run_dir / "extract" / "train"))
+    assert metrics["tokens_this_run"] < metrics["tokens"]
+
+
+def test_stored_states_are_those_of_each_row_alone(run_dir: Path, tiny_kimi: str) -> None:
+    """A stored row equals a capture of that row by itself, to bfloat16, across the interruption."""
+    store = Store(run_dir / "extract" / "train")
+    chosen = [store[i] for i in range(0, len(store), max(1, len(store) // 8))]
+    params = vc.make_sampling_params(temperature=0.0, max_tokens=1)
+    with open_loop(tiny_kimi, max_num_seqs=1) as loop:
+        alone = captured_states(loop, store.provenance.layers, [s.token_ids.tolist() for s in chosen], params)
+    assert (2, 4, 5, 8) == store.provenance.layers
+    for sample, states in zip(chosen, alone, strict=True):
+        assert relative_error(sample.hidden_states, states.hidden_states).max() < 5e-3
+
+
+def test_summary_has_the_numbers(summary: dict[str, Any]) -> None:
+    """The keys that the README names, with values of a pipeline that works."""
+    assert summary["extract"]["tokens_per_second"] > 0
+    assert summary["extract"]["ratio_to_prefill"] > 0.5
+    assert summary["extract"]["self_check"]["ok"]
+    assert summary["extract"]["self_check"]["next_token_agreement"] >= 0.99
+    assert 0.9 < summary["vocab"]["coverage"] <= 1
+    assert summary["train"]["loss"] < summary["train"]["first_loss"]
+
+
+def test_the_head_helps_and_an_untrained_one_does_not(summary: dict[str, Any]) -> None:
+    """Acceptance lengths, and the answers of the target are untouched by either head."""
+    evaluate = summary["evaluate"]
+    assert evaluate["acceptance_length"] > 1.5
+    assert 1.0 <= evaluate["untrained_acceptance_length"] < 1.1
+    assert evaluate["token_identical"]
+    assert evaluate["distinct_bigram_ratio"] > 0.7
+    assert sorted(evaluate["per_position"], reverse=True) == evaluate["per_position"]
+
+
+def test_offline_estimate_equals_serving(summary: dict[str, Any]) -> None:
+    """The trainer's own replay of the served rows: its draft is the function that vLLM computes."""
+    evaluate = summary["evaluate"]
+    assert abs(evaluate["estimated_acceptance_length"] - evaluate["acceptance_length"]) < 0.05
+
+
+def test_vllm_llm_serves_the_checkpoint(run_dir: Path, summary: dict[str, Any], tmp_path: Path) -> None:
+    """``vllm.LLM`` with the exported head: the same answers as without, and vLLM's own counters say what we say."""
+    from vllm_compat.kimi.config import load_config
+    from vllm_compat.kimi.evaluate import heldout_prompts
+
+    cfg = load_config(run_dir / "config.toml")
+    case = {
+        "target": cfg.target.model,
+        "head": str(run_dir / "export"),
+        "prompts": list(heldout_prompts(cfg).values()),
+        "max_tokens": cfg.evaluate.max_new_tokens,
+        "drafts": cfg.evaluate.num_draft_tokens,
+    }
+    (tmp_path / "case.json").write_text(json.dumps(case))
+
+    served = run_script("llm_serve_head.py", str(tmp_path / "case.json"))
+
+    assert served["plain"] == served["speculative"]
+    # vLLM also counts drafts behind the stop token, which nobody is sent.
+    assert abs(served["acceptance_length"] - summary["evaluate"]["acceptance_length"]) < 0.15
+
+
+def test_a_finished_run_is_up_to_date(run_dir: Path) -> None:
+    """The same command again computes nothing."""
+    said = kimi("run", "--run-dir", str(run_dir))
+    assert said.count("up to date") == 6
+
+
+def test_the_report_stands_alone(run_dir: Path) -> None:
+    """No link out of the file; the plots are beside it as PNG."""
+    html = (run_dir / "report.html").read_text()
+    assert "data:image/png;base64," in html
+    assert "<script" not in html
+    assert "http://" not in html.replace("http://www.w3.org", "")
+    for png in ("loss", "acceptance", "extraction"):
+        assert any(png in path.name for path in run_dir.glob("*.png")), png
+
+
+def test_the_console_shows_one_line_per_stage(run_dir: Path) -> None:
+    """vLLM's own output is in engine.log, not between the lines."""
+    lines = [line for line in (run_dir / "output.txt").read_text().splitlines() if line.strip()]
+    assert ["prepare", "extract", "vocab", "train", "export", "evaluate", "report"] == [
+        line.split()[0] for line in lines
+    ]
+    assert (run_dir / "engine.log").stat().st_size > 0
+
+
+def test_a_llama_head_is_trained_and_served(run_dir: Path, tmp_path: Path) -> None:
+    """On CPU an attention head cannot share MLA's block size, so the target runs without MLA there."""
+    import shutil
+
+    path = tmp_path / "llama"
+    path.mkdir()
+    for name in ("prepare", "extract", "vocab"):
+        shutil.copytree(run_dir / name, path / name)
+    settings = [*SMALL, "train.architecture=llama", "train.max_seconds=10", "evaluate.untrained=false"]
+    arguments = ["--preset", "tiny", "--run-dir", str(path), *options(settings)]
+    for stage in ("train", "export"):
+        kimi(stage, *arguments)
+    kimi("evaluate", *arguments, VLLM_MLA_DISABLE="1")
+    metrics = json.loads((path / "evaluate" / "manifest.json").read_text())["metrics"]
+    assert metrics["acceptance_length"] > 1.3
+    assert metrics["token_identical"]
+    assert abs(metrics["estimated_acceptance_length"] - metrics["acceptance_length"]) < 0.05
+
+
+def test_kimi_k25_runs_through_the_pipeline(tmp_path: Path) -> None:
+    """The multimodal wrapper of K2.5, text only: every stage, EAGLE-3 serving included."""
+    model = build(FIXTURE, tmp_path / "k25")
+    settings = [
+        *SMALL,
+        f"target.model={model}",
+        "target.engine_args={enforce_eager=true, language_model_only=true}",
+        "prepare.max_conversations=20",
+        "train.steps=10",
+        "evaluate.num_prompts=4",
+        "evaluate.untrained=false",
+    ]
+    kimi("run", "--preset", "tiny", "--run-dir", str(tmp_path / "run"), *options(settings))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["extract"]["self_check"]["ok"]
+    assert summary["evaluate"]["token_identical"]
+
+
+def test_kimi_k25_states_are_those_of_its_language_model(tmp_path: Path, tiny_kimi: str) -> None:
+    """Boundary 0 … N of the wrapper equal those of the same weights without it."""
+    vc.enable("llvmlite-proxy")
+    model = str(build(FIXTURE, tmp_path / "k25"))
+    params = vc.make_sampling_params(temperature=0.0, max_tokens=3, ignore_eos=True)
+    prompts = [list(range(10, 60)), list(range(200, 220))]
+    with open_loop(tiny_kimi) as loop:
+        plain = captured_states(loop, range(9), prompts, params)
+    with open_loop(model, language_model_only=True) as loop:
+        wrapped = captured_states(loop, range(9), prompts, params)
+    for a, b in zip(plain, wrapped, strict=True):
+        assert a.token_ids == b.token_ids
+        torch.testing.assert_close(a.hidden_states, b.hidden_states, rtol=0, atol=1e-4)
+
+
+def test_the_self_check_stops_a_wrong_final_state(tiny_kimi: str, run_dir: Path) -> None:
+    """A state one layer early is refused with the numbers (the classic "N - 1 is the last layer")."""
+    from vllm_compat.kimi.selfcheck import self_check
+    from vllm_compat.kimi.target import TargetHead
+
+    rows = [row for row, _ in zip(read_rows(run_dir / "prepare" / "train.parquet"), range(8), strict=False)]
+    head = TargetHead.load(tiny_kimi).to("cpu", torch.float32)
+    with open_loop(tiny_kimi) as loop:
+        assert self_check(loop, rows, head, (2, 8), torch.float32).ok
+        with pytest.raises(vc.SelfCheckFailed, match=r"mean \|Δ log p\|"):
+            self_check(loop, rows, head, (2, 7), torch.float32)
