@@ -47,9 +47,7 @@ def make_config(tmp_path: Path) -> Callable[..., Config]:
             f'run_dir = "{tmp_path / "run"}"\n[target]\nmodel = "{tmp_path / "no-model"}"\n[prepare]\n'
             f'conversations = "{conversations}"\nregenerate = false\nheldout_fraction = 0.0\n'
         )
-        return load_config(
-            tmp_path / "config.toml", [f"{key}={_toml(value)}" for key, value in overrides.items()]
-        )
+        return load_config(tmp_path / "config.toml", [f"{key}={_toml(value)}" for key, value in overrides.items()])
 
     def _toml(value: Any) -> str:
         return str(value).lower() if isinstance(value, bool) else str(value)

@@ -67,14 +67,10 @@ def test_a_stage_without_its_input_exits_with_2(begun: Path) -> None:
     assert "run the stage prepare first" in result.stderr
 
 
-def test_run_dir_alone_goes_on_with_its_own_configuration(
-    begun: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_dir_alone_goes_on_with_its_own_configuration(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No need to repeat preset and overrides; --set still changes something."""
     seen: list[tuple[Config, list[str] | None, bool]] = []
-    monkeypatch.setattr(
-        pipeline, "run", lambda cfg, stages, _console, *, force: seen.append((cfg, stages, force))
-    )
+    monkeypatch.setattr(pipeline, "run", lambda cfg, stages, _console, *, force: seen.append((cfg, stages, force)))
     assert call("train", "--run-dir", begun, "--set", "train.lr=0.5", "--force").exit_code == 0
     assert call("run", "--run-dir", begun).exit_code == 0
     (first, stages, force), (second, all_stages, no_force) = seen

@@ -239,8 +239,7 @@ def test_prepare_really_runs_without_vllm(tmp_path: Path) -> None:
     make_tokenizer().save_pretrained(tmp_path / "target")
     (tmp_path / "target/config.json").write_text("{}")
     chats = [
-        {"messages": [{"role": "user", "content": f"Q{i}"}, {"role": "assistant", "content": "A"}]}
-        for i in range(9)
+        {"messages": [{"role": "user", "content": f"Q{i}"}, {"role": "assistant", "content": "A"}]} for i in range(9)
     ]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     (tmp_path / "config.toml").write_text(

@@ -126,9 +126,7 @@ def test_malformed_rows_are_reported_with_line_number_and_reason(make_config: Ma
     cfg = make_config([*good, *bad])
     metrics = run(cfg, k25)
     said = [json.loads(line) for line in (cfg.run_dir / "prepare/malformed.jsonl").read_text().splitlines()]
-    assert [f"line {13 + i}" for i in range(len(bad))] == sorted(
-        (s["place"] for s in said), key=lambda p: int(p[5:])
-    )
+    assert [f"line {13 + i}" for i in range(len(bad))] == sorted((s["place"] for s in said), key=lambda p: int(p[5:]))
     reasons = {item["place"]: item["reason"] for item in said}
     assert "not JSON" in reasons["line 13"]
     assert "'wizard'" in reasons["line 17"]
@@ -138,9 +136,7 @@ def test_malformed_rows_are_reported_with_line_number_and_reason(make_config: Ma
     assert metrics["rows"] == 12
 
 
-def test_bytes_that_are_not_utf8_are_a_malformed_line(
-    make_config: MakeConfig, k25: Any, tmp_path: Path
-) -> None:
+def test_bytes_that_are_not_utf8_are_a_malformed_line(make_config: MakeConfig, k25: Any, tmp_path: Path) -> None:
     """One broken line does not stop the rest; a byte order mark is no error."""
     lines = [json.dumps(chat(f"Q{i}", "A")).encode() for i in range(3)]
     path = tmp_path / "data.jsonl"
@@ -190,7 +186,7 @@ def test_long_answers_are_cut_and_long_prompts_dropped(make_config: MakeConfig, 
     assert [60] == [len(row.input_ids) for row in rows_of(cfg)]
     assert rows_of(cfg)[0].loss_mask[-1] == 1
     assert metrics["truncated"] == 1
-    assert metrics["dropped"] == {"the prompt leaves no room in 60 tokens": 1}
+    assert metrics["dropped"] == {"the prompt leaves no room in 60 tokens (its conversation ends)": 1}
 
 
 def test_reasoning_is_kept_and_gets_the_thinking_prompt(make_config: MakeConfig, k25: Any) -> None:
@@ -272,9 +268,7 @@ def test_a_trailing_question_is_answered(make_config: MakeConfig, k25: Any) -> N
     assert ["c/0"] == [row.row_id for row in rows_of(cfg)]
 
 
-def test_an_answer_cut_by_length_is_kept_and_the_conversation_goes_on(
-    make_config: MakeConfig, k25: Any
-) -> None:
+def test_an_answer_cut_by_length_is_kept_and_the_conversation_goes_on(make_config: MakeConfig, k25: Any) -> None:
     """No <|im_end|>: the mask ends with the ids, the decoded text is the history."""
     parrot = Parrot(k25, lambda _: "and so on", finish="length")
     cfg = make_config([chat("Hi", "x", "More?", "y", id="c")], **{"prepare.regenerate": True})
@@ -300,9 +294,7 @@ def _call() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("arguments", ['{"a":1}', '{"a": 2}'])
-def test_tool_results_are_used_only_for_the_same_call(
-    make_config: MakeConfig, k25: Any, arguments: str
-) -> None:
+def test_tool_results_are_used_only_for_the_same_call(make_config: MakeConfig, k25: Any, arguments: str) -> None:
     """The data's tool result answers the data's call: with other arguments the conversation ends there, with
     the same ones it goes on under the id that the target gave.
     """

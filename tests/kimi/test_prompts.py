@@ -28,9 +28,7 @@ CALL = {
 }
 
 
-def masked_text(
-    tokenizer: Any, messages: list[dict[str, Any]], answer: dict[str, Any], thinking: bool
-) -> str:
+def masked_text(tokenizer: Any, messages: list[dict[str, Any]], answer: dict[str, Any], thinking: bool) -> str:
     """The text under the mask of the row made of `messages` and `answer`."""
     markers = find_markers(tokenizer)
     prefix = generation_prefix(tokenizer, markers, thinking)
@@ -178,9 +176,7 @@ def test_reasoning_without_think_tokens_is_refused(k2: Any) -> None:
         {"content": "", "tool_calls": [CALL, {**CALL, "id": "functions.weather:1"}]},
     ],
 )
-def test_decode_answer_is_the_inverse_of_encode_answer(
-    k25: Any, thinking: bool, answer: dict[str, Any]
-) -> None:
+def test_decode_answer_is_the_inverse_of_encode_answer(k25: Any, thinking: bool, answer: dict[str, Any]) -> None:
     """The history gets back what the ids say."""
     markers = find_markers(k25)
     prefix = generation_prefix(k25, markers, thinking)

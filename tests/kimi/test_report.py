@@ -66,9 +66,7 @@ def test_a_complete_run_is_one_page_without_references(make_config: MakeConfig) 
     for text in ("5,210", "99.31%", "model", "a" * 64, "some_key"):
         assert text in page
     pictures = re.findall(r"data:image/png;base64,([^\"]+)", page)
-    assert {"acceptance.png", "loss.png", "rate.png"} == {
-        path.name for path in (cfg.run_dir / "plots").iterdir()
-    }
+    assert {"acceptance.png", "loss.png", "rate.png"} == {path.name for path in (cfg.run_dir / "plots").iterdir()}
     on_disk = {path.read_bytes() for path in (cfg.run_dir / "plots").iterdir()}
     assert {base64.b64decode(picture) for picture in pictures} == on_disk
     assert 'class="bad"' not in page

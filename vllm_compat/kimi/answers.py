@@ -45,9 +45,7 @@ def encode_answer(tokenizer: Any, message: Message, markers: Markers, prefix: Se
     return ids
 
 
-def decode_answer(
-    tokenizer: Any, ids: Sequence[int], markers: Markers, prefix: Sequence[int]
-) -> dict[str, Any] | None:
+def decode_answer(tokenizer: Any, ids: Sequence[int], markers: Markers, prefix: Sequence[int]) -> dict[str, Any] | None:
     """The assistant message that an answer's `ids` stand for, with or without `<|im_end|>`: for the history.
 
     None when there is no such message: a special token stands where text should be, or a tool call is broken.
@@ -110,7 +108,5 @@ def _text(tokenizer: Any, ids: Sequence[int]) -> str:
 
 def _needed(marker: int | None, text: str, what: str) -> int:
     if marker is None:
-        raise DataError(
-            f"an answer with {what}", needed=f"a tokenizer with {text}", found="none in this tokenizer"
-        )
+        raise DataError(f"an answer with {what}", needed=f"a tokenizer with {text}", found="none in this tokenizer")
     return marker

@@ -25,12 +25,8 @@ app = kimi = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Preset = Annotated[
-    str | None, typer.Option(help=f"A configuration that comes along: {', '.join(preset_names())}.")
-]
-File = Annotated[
-    Path | None, typer.Option("--config", help='A TOML file (it may say extends = "kimi-k2.5").')
-]
+Preset = Annotated[str | None, typer.Option(help=f"A configuration that comes along: {', '.join(preset_names())}.")]
+File = Annotated[Path | None, typer.Option("--config", help='A TOML file (it may say extends = "kimi-k2.5").')]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting; repeatable."),
@@ -73,13 +69,9 @@ def _said(command: _F) -> _F:
     return wrapped  # type: ignore[return-value]
 
 
-def _load(
-    preset: str | None, config: Path | None, overrides: list[str] | None, run_dir: Path | None
-) -> Config:
+def _load(preset: str | None, config: Path | None, overrides: list[str] | None, run_dir: Path | None) -> Config:
     if preset is not None and config is not None:
-        raise ConfigError(
-            "--preset and --config", needed="one of the two", advice='write extends = "…" into the file'
-        )
+        raise ConfigError("--preset and --config", needed="one of the two", advice='write extends = "…" into the file')
     source: str | Path | None = preset or config
     if source is None and run_dir is not None:
         source = run_dir / "config.toml"
@@ -136,9 +128,7 @@ for _stage in STAGES:
 
 @app.command()
 @_said
-def report(
-    preset: Preset = None, config: File = None, overrides: Overrides = None, run_dir: RunDir = None
-) -> None:
+def report(preset: Preset = None, config: File = None, overrides: Overrides = None, run_dir: RunDir = None) -> None:
     """Write report.html, the plots and summary.json from what is there."""
     from .report import report as write_report
     from .summary import write_summary
@@ -156,9 +146,7 @@ def verify(
     overrides: Overrides = None,
     run_dir: RunDir = None,
     *,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Set damaged shards aside for extract to redo.")
-    ] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Set damaged shards aside for extract to redo.")] = False,
 ) -> None:
     """Read every byte of the extracted stores and compare checksums."""
     from .store import Store
@@ -171,11 +159,7 @@ def verify(
             for said in set_aside(path):
                 typer.echo(f"{split}: set aside {said}")
         found = Store(path).verify()
-        typer.echo(
-            f"{split}: "
-            + ", ".join(f"{value:,} {name}" for name, value in found.items())
-            + ": all as written"
-        )
+        typer.echo(f"{split}: " + ", ".join(f"{value:,} {name}" for name, value in found.items()) + ": all as written")
 
 
 @app.command(name="dry-run")

@@ -109,18 +109,14 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     try:
         raw: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            asked=f"configuration {path}", needed="valid TOML in UTF-8", found=str(error)
-        ) from error
+        raise ConfigError(asked=f"configuration {path}", needed="valid TOML in UTF-8", found=str(error)) from error
     base = raw.pop("extends", None)
     if base is None:
         return raw
     beside = path.parent / str(base)
     base_path = beside.resolve() if beside.is_file() else _find(base)
     if base_path in (*chain, path.resolve()):
-        raise ConfigError(
-            asked=f'extends = "{base}" in {path}', needed="a chain of files that ends", found="a circle"
-        )
+        raise ConfigError(asked=f'extends = "{base}" in {path}', needed="a chain of files that ends", found="a circle")
     merged: dict[str, Any] = _read(base_path, (*chain, path.resolve()))
     for key, value in raw.items():
         if isinstance(value, dict) and isinstance(merged.get(key), dict):
@@ -134,9 +130,7 @@ def _override(raw: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        raise ConfigError(
-            asked=f"override {override!r}", needed="the form section.key=value, as in train.lr=1e-3"
-        )
+        raise ConfigError(asked=f"override {override!r}", needed="the form section.key=value, as in train.lr=1e-3")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -144,9 +138,7 @@ def _override(raw: dict[str, Any], override: str) -> None:
     for part in parts[:-1]:
         raw = raw.setdefault(part, {})
         if not isinstance(raw, dict):
-            raise ConfigError(
-                asked=f"override {override!r}", needed=f"{part} to be a section", found=f"{raw!r}"
-            )
+            raise ConfigError(asked=f"override {override!r}", needed=f"{part} to be a section", found=f"{raw!r}")
     raw[parts[-1]] = value
 
 
@@ -156,9 +148,7 @@ def _build(cls: Any, raw: Any, where: str) -> Any:
     fields = {f.name: f for f in dataclasses.fields(cls)}
     label = f"[{where}]" if where else "the top level"
     if not isinstance(raw, dict):
-        raise ConfigError(
-            asked=f"{where} = {raw!r}", needed=f"a table {label} with keys: {', '.join(fields)}"
-        )
+        raise ConfigError(asked=f"{where} = {raw!r}", needed=f"a table {label} with keys: {', '.join(fields)}")
     for key in raw:
         if key not in fields:
             close = get_close_matches(key, fields, n=1)
@@ -184,9 +174,7 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
     for option in options:
         for made in _as(value, option):
             return made
-    names = " or ".join(
-        "left out" if o is types.NoneType else getattr(o, "__name__", str(o)) for o in options
-    )
+    names = " or ".join("left out" if o is types.NoneType else getattr(o, "__name__", str(o)) for o in options)
     raise ConfigError(asked=f"{path} = {value!r}", needed=names, found=type(value).__name__)
 
 
@@ -244,6 +232,4 @@ def _toml(value: Any) -> str:
         return "{" + ", ".join(pairs) + "}"
     if isinstance(value, tuple | list):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    raise ConfigError(
-        asked=f"saving {value!r}", needed="a value that TOML can hold", found=type(value).__name__
-    )
+    raise ConfigError(asked=f"saving {value!r}", needed="a value that TOML can hold", found=type(value).__name__)

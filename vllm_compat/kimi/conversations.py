@@ -51,9 +51,7 @@ class Conversation:
     def texts(self) -> Iterator[str]:
         """Every text that ends up in a prompt."""
         for message in self.messages:
-            yield from (
-                str(message[key]) for key in ("content", "reasoning_content", "name") if message.get(key)
-            )
+            yield from (str(message[key]) for key in ("content", "reasoning_content", "name") if message.get(key))
             for call in message.get("tool_calls") or ():
                 yield from (call["id"], call["function"]["arguments"])
         if self.tools:
@@ -229,11 +227,7 @@ def _content(content: Any, number: int) -> str:
         return content
     texts = []
     for part in content:
-        if (
-            not isinstance(part, dict)
-            or part.get("type", "text") != "text"
-            or not isinstance(part.get("text"), str)
-        ):
+        if not isinstance(part, dict) or part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             raise Malformed(f"message {number} has a part of type {kind!r}: only text is supported")
         texts.append(part["text"])

@@ -23,9 +23,7 @@ def model_fingerprint(model: str) -> str:
         digest.update(f"{model}@{_hub_commit(model)}".encode())
         return digest.hexdigest()
     if not (path / "config.json").is_file():
-        raise ConfigError(
-            f"target.model = {model!r}", needed="a model's directory", found="no config.json in it"
-        )
+        raise ConfigError(f"target.model = {model!r}", needed="a model's directory", found="no config.json in it")
     digest.update((path / "config.json").read_bytes())
     for file in sorted(path.glob("*.safetensors")):
         with file.open("rb") as stream:
@@ -51,9 +49,7 @@ def _hub_commit(name: str, kind: str = "model") -> str:
         return str(HfApi().repo_info(name, repo_type=kind).sha)
     except (HfHubHTTPError, HFValidationError, OSError) as online:
         try:  # offline: the commit that the local cache holds
-            folder = snapshot_download(
-                name, repo_type=kind, local_files_only=True, allow_patterns="config.json"
-            )
+            folder = snapshot_download(name, repo_type=kind, local_files_only=True, allow_patterns="config.json")
             return Path(folder).name
         except (LocalEntryNotFoundError, HFValidationError, OSError) as error:
             raise ConfigError(

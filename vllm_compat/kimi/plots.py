@@ -29,9 +29,7 @@ def plot_loss(lines: Sequence[Mapping[str, Any]]) -> bytes:
     depth = max((len(line.get("acceptance", ())) for line in lines), default=0)
     figure, axes = _figure(2 if depth else 1, width=9.6 if depth else 5.6)
     marker = "o" if len(steps) < 12 else None
-    axes[0].plot(
-        steps, [line["loss"] for line in lines], color=_TRAINED, linewidth=1.8, marker=marker, markersize=4
-    )
+    axes[0].plot(steps, [line["loss"] for line in lines], color=_TRAINED, linewidth=1.8, marker=marker, markersize=4)
     axes[0].set(title="Training loss", xlabel="optimiser step", ylabel="KL to the target (nats)")
     axes[0].set_ylim(bottom=0)
     for k in range(depth):
@@ -77,9 +75,7 @@ def plot_acceptance(
         bars = axis.bar(places, values, width=width * 0.92, color=color, label=label)
         axis.bar_label(bars, labels=[f"{value:.0%}" for value in values], fontsize=8, color=_INK, padding=2)
     highest = max((max(values) for _, values, _ in series), default=0.0)
-    axis.set(
-        title="Draft tokens accepted", xlabel="position of the draft token", ylabel="share of target steps"
-    )
+    axis.set(title="Draft tokens accepted", xlabel="position of the draft token", ylabel="share of target steps")
     axis.set_xticks(range(1, len(trained) + 1))
     axis.set_ylim(0, min(1.1, max(0.1, highest * 1.25)))
     axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))

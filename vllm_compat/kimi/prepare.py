@@ -104,9 +104,7 @@ def _rendered_texts(conversation: Conversation, regenerate: bool) -> Iterator[st
     return dataclasses.replace(conversation, messages=kept).texts()
 
 
-def _originals(
-    conversations: Sequence[Conversation], maker: RowMaker, reading: Reading, progress: Progress
-) -> None:
+def _originals(conversations: Sequence[Conversation], maker: RowMaker, reading: Reading, progress: Progress) -> None:
     """Rows with the answers as they are in the data. An answer with reasoning gets the thinking prompt."""
     with progress.task("building rows", total=len(conversations)) as bar:
         for conversation in conversations:
@@ -123,9 +121,7 @@ def _originals(
                         prompt = maker.prompt(conversation.messages[:at], conversation.tools, thinking)
                         if prompt is None:
                             break  # later prompts are longer
-                        answer = encode_answer(
-                            maker.tokenizer, message, maker.markers, maker.prefixes[thinking]
-                        )
+                        answer = encode_answer(maker.tokenizer, message, maker.markers, maker.prefixes[thinking])
                     except DataError as error:
                         reading.refuse(conversation.place, str(error))
                         break

@@ -97,9 +97,7 @@ def find_markers(tokenizer: Any) -> Markers:
     form, as K3's does although K2's markers may still be in its vocabulary. Without this check every mask
     would silently be zero.
     """
-    ids: dict[str, int | None] = {
-        key: _one_id(tokenizer, text) for key, text in {**_REQUIRED, **_OPTIONAL}.items()
-    }
+    ids: dict[str, int | None] = {key: _one_id(tokenizer, text) for key, text in {**_REQUIRED, **_OPTIONAL}.items()}
     missing = [text for key, text in _REQUIRED.items() if ids[key] is None]
     if missing:
         raise DataError(

@@ -122,9 +122,7 @@ def _when(manifests: Mapping[str, Manifest]) -> str:
         return "no stage is complete"
     last = list(manifests.values())[-1]
     seconds = sum(manifest.seconds for manifest in manifests.values())
-    engine = next(
-        (m.versions["vllm"] for m in reversed(list(manifests.values())) if "vllm" in m.versions), "none"
-    )
+    engine = next((m.versions["vllm"] for m in reversed(list(manifests.values())) if "vllm" in m.versions), "none")
     return f"{last.finished} · vLLM {engine} · {seconds:,.0f} s in all stages"
 
 
@@ -133,19 +131,13 @@ def _warnings(manifests: Mapping[str, Manifest]) -> str:
     said = []
     evaluate = manifests["evaluate"].metrics if "evaluate" in manifests else {}
     if evaluate.get("token_identical") is False:
-        said.append(
-            "The output with the head differs from the target's own: do not serve this head as lossless."
-        )
+        said.append("The output with the head differs from the target's own: do not serve this head as lossless.")
     check = manifests["extract"].metrics.get("self_check") if "extract" in manifests else None
     if "extract" in manifests and not check:
         said.append("The self-check of the extraction was off.")
-    ratios = [
-        m.metrics.get("distinct_bigram_ratio") for s, m in manifests.items() if s in ("prepare", "evaluate")
-    ]
+    ratios = [m.metrics.get("distinct_bigram_ratio") for s, m in manifests.items() if s in ("prepare", "evaluate")]
     if any(ratio is not None and ratio < 0.5 for ratio in ratios):
-        said.append(
-            "The target's answers repeat themselves: acceptance on loops says nothing about other text."
-        )
+        said.append("The target's answers repeat themselves: acceptance on loops says nothing about other text.")
     return "".join(f'<p class="bad">{escape(text)}</p>' for text in said)
 
 
@@ -162,9 +154,7 @@ def _key_numbers(manifests: Mapping[str, Manifest]) -> str:
 
 def _rows(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in header)
-    body = "".join(
-        "<tr>" + "".join(_cell(i, str(cell)) for i, cell in enumerate(row)) + "</tr>\n" for row in rows
-    )
+    body = "".join("<tr>" + "".join(_cell(i, str(cell)) for i, cell in enumerate(row)) + "</tr>\n" for row in rows)
     return f"<table><tr>{head}</tr>\n{body}</table>"
 
 

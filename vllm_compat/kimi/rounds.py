@@ -27,9 +27,7 @@ class Thread:
     history: list[dict[str, Any]] = field(default_factory=list)
     at: int = 0
     turn: int = 0
-    calls: list[dict[str, Any]] = field(
-        default_factory=list
-    )  # of the target's last answer, still without result
+    calls: list[dict[str, Any]] = field(default_factory=list)  # of the target's last answer, still without result
 
     def advance(self) -> bool:
         """Read on to the next turn that the target has to answer; False when there is none.

@@ -26,9 +26,7 @@ class RowMaker:
     def __init__(self, cfg: Config, tokenizer: Any, writer: RowWriter) -> None:
         self.cfg, self.tokenizer, self.writer = cfg, tokenizer, writer
         self.markers = find_markers(tokenizer)
-        self.prefixes = {
-            thinking: generation_prefix(tokenizer, self.markers, thinking) for thinking in (False, True)
-        }
+        self.prefixes = {thinking: generation_prefix(tokenizer, self.markers, thinking) for thinking in (False, True)}
         self.dropped: Counter[str] = Counter()
         self.numbers: Counter[str] = Counter()
 
@@ -48,7 +46,7 @@ class RowMaker:
         prepare = self.cfg.prepare
         prompt = render_prompt(self.tokenizer, history, tools, thinking)
         if len(prompt) + prepare.min_loss_tokens > prepare.max_length:
-            self.dropped[f"the prompt leaves no room in {prepare.max_length} tokens"] += 1
+            self.dropped[f"the prompt leaves no room in {prepare.max_length} tokens (its conversation ends)"] += 1
             return None
         return prompt
 

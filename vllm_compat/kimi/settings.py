@@ -104,9 +104,7 @@ class PrepareConfig(_Section):
             bool(self.conversations),
             "set: a .jsonl or .parquet file, or the name of a data set on the Hugging Face hub",
         )
-        _require(
-            "prepare", "heldout_fraction", self.heldout_fraction, 0 <= self.heldout_fraction < 1, "in [0, 1)"
-        )
+        _require("prepare", "heldout_fraction", self.heldout_fraction, 0 <= self.heldout_fraction < 1, "in [0, 1)")
 
 
 @dataclass(frozen=True)
@@ -246,9 +244,7 @@ class Config:
 
     def __post_init__(self) -> None:
         fits = self.prepare.max_length < self.target.max_model_len
-        needed = (
-            f"below target.max_model_len = {self.target.max_model_len} (a row's engine pass adds one token)"
-        )
+        needed = f"below target.max_model_len = {self.target.max_model_len} (a row's engine pass adds one token)"
         _require("prepare", "max_length", self.prepare.max_length, fits, needed)
 
 

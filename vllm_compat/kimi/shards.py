@@ -115,9 +115,7 @@ def read_index(path: Path) -> tuple[Provenance, list[dict[str, Any]]]:
     try:
         index = json.loads((path / INDEX).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise StoreError(
-            f"the store {path}", needed=INDEX, found="no such file", advice="run extract"
-        ) from error
+        raise StoreError(f"the store {path}", needed=INDEX, found="no such file", advice="run extract") from error
     except ValueError as error:
         raise StoreError(f"the store {path}", needed=f"{INDEX} in JSON", found=str(error)) from error
     if not isinstance(index, dict) or index.get("format") != FORMAT:

@@ -65,9 +65,7 @@ class Store:
             # A slice is a view of the whole mapped shard; a copy can go to another process.
             parts = [handle.get_slice(name)[span].clone() for name in TENSORS]
         except (SafetensorError, OSError) as error:
-            raise damaged(
-                self.path, shard["file"], f"unreadable at sample {item['id']!r}: {error}"
-            ) from error
+            raise damaged(self.path, shard["file"], f"unreadable at sample {item['id']!r}: {error}") from error
         return Sample(item["id"], *parts)
 
     def by_id(self, sample_id: str) -> Sample:

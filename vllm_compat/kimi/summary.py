@@ -90,11 +90,7 @@ def _evaluate(m: Mapping[str, Any]) -> list[str]:
         f"acceptance length {m['acceptance_length']:.2f}",
         f"untrained head {untrained:.2f}" if untrained is not None else "",
         f"offline estimate {estimate:.2f}" if estimate is not None else "",
-        ""
-        if identical is None
-        else "output token-identical"
-        if identical
-        else "OUTPUT DIFFERS from the target alone",
+        "" if identical is None else "output token-identical" if identical else "OUTPUT DIFFERS from the target alone",
     ]
 
 
