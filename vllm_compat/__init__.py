@@ -32,7 +32,7 @@ from vllm_compat.errors import (
     VllmNotInstalled,
 )
 from vllm_compat.installed import Installed, installed
-from vllm_compat.values import FinishedRequest, RequestUpdate, RunnerOutput, ScheduledBatch, ScheduledRequest
+from vllm_compat.values import DraftStep, FinishedRequest, RequestUpdate, RunnerOutput, ScheduledBatch, ScheduledRequest
 
 if TYPE_CHECKING:
     from vllm_compat.capture import CapturedStates, HiddenStatesCapture, capture_hidden_states
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
         make_structured_output_manager,
         make_vllm_config,
     )
-    from vllm_compat.patches import disable, enable, enabled
     from vllm_compat.hashing import ensure_none_hash, make_block_hasher
+    from vllm_compat.patches import disable, enable, enabled
     from vllm_compat.readers import (
         read_engine_core_output,
         read_model_runner_output,
@@ -67,6 +67,7 @@ __all__ = [
     "CapturedStates",
     "ConfigError",
     "DataError",
+    "DraftStep",
     "EngineLoop",
     "ExportError",
     "FinishedRequest",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from vllm_compat.factories import (
     make_structured_output_manager,
 )
 from vllm_compat.hashing import make_block_hasher
-from vllm_compat.values import FinishedRequest, RequestUpdate, ScheduledBatch
+from vllm_compat.values import DraftStep, FinishedRequest, RequestUpdate, ScheduledBatch
 
 __all__ = ["EngineLoop", "LoopObserver"]
 
@@ -46,7 +47,7 @@ _in_process_loop_is_open = False
 class _InFlight:
     request: Any
     updates: list[RequestUpdate] = field(default_factory=list)
-    drafts: list[tuple[int, int]] = field(default_factory=list)
+    drafts: list[DraftStep] = field(default_factory=list)
 
 
 class EngineLoop:
@@ -254,12 +255,20 @@ class EngineLoop:
         return updates
 
     def _note_drafts(self, batch: ScheduledBatch, updates: Iterable[RequestUpdate]) -> None:
-        emitted = {update.request_id: len(update.new_token_ids) for update in updates}
+        emitted = {update.request_id: update.new_token_ids for update in updates}
         for scheduled in batch.requests:
             flight = self._in_flight.get(scheduled.request_id)
-            if flight is not None and scheduled.draft_token_ids and emitted.get(scheduled.request_id):
-                # Every verifying step emits the accepted drafts and one token of the target's own.
-                flight.drafts.append((len(scheduled.draft_token_ids), emitted[scheduled.request_id] - 1))
+            drafts, tokens = scheduled.draft_token_ids, emitted.get(scheduled.request_id)
+            if flight is None or not drafts or not tokens:
+                continue
+            if -1 in drafts:
+                # The asynchronous scheduler leaves the drafts in the worker: the last token counts as the target's.
+                accepted = len(tokens) - 1
+            else:
+                # A rejected draft never equals what is emitted in its place, so equal tokens are accepted ones.
+                matches = takewhile(lambda pair: pair[0] == pair[1], zip(drafts, tokens, strict=False))
+                accepted = sum(1 for _ in matches)
+            flight.drafts.append(DraftStep(len(drafts), accepted, len(tokens)))
 
     def _take(self, update: RequestUpdate) -> None:
         flight = self._in_flight.get(update.request_id)
@@ -283,7 +292,7 @@ class EngineLoop:
             prompt_logprobs=next((u.prompt_logprobs for u in updates if u.prompt_logprobs is not None), None),
             num_cached_tokens=next((u.num_cached_tokens for u in updates if u.num_cached_tokens is not None), 0),
             num_steps=sum(bool(u.new_token_ids) for u in updates),
-            draft_positions=tuple(flight.drafts),
+            draft_steps=tuple(flight.drafts),
         )
         self._done[request_id] = finished
         for observer in self._observers:

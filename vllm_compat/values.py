@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["FinishedRequest", "RequestUpdate", "RunnerOutput", "ScheduledBatch", "ScheduledRequest"]
+__all__ = ["DraftStep", "FinishedRequest", "RequestUpdate", "RunnerOutput", "ScheduledBatch", "ScheduledRequest"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,21 @@ class RequestUpdate:
 
 
 @dataclass(frozen=True)
+class DraftStep:
+    """One step of a request that verified draft tokens.
+
+    Attributes:
+        drafted: Draft tokens that the target verified.
+        accepted: How many of them, from the first on, were emitted.
+        emitted: Tokens that the step brought; ``accepted + 1``, unless the request ended on an accepted draft.
+    """
+
+    drafted: int
+    accepted: int
+    emitted: int
+
+
+@dataclass(frozen=True)
 class FinishedRequest:
     """A request that is done.
 
@@ -86,7 +101,7 @@ class FinishedRequest:
         prompt_logprobs: Per prompt position 1 … n-1, if asked for.
         num_cached_tokens: Prompt tokens that came from the prefix cache.
         num_steps: Steps that emitted tokens for it; with speculative decoding each may emit several.
-        draft_positions: For each step that verified draft tokens: (drafted, accepted).
+        draft_steps: The steps that verified draft tokens, in order; empty without speculative decoding.
     """
 
     request_id: str
@@ -98,4 +113,4 @@ class FinishedRequest:
     prompt_logprobs: tuple[dict[int, float], ...] | None
     num_cached_tokens: int
     num_steps: int
-    draft_positions: tuple[tuple[int, int], ...]
+    draft_steps: tuple[DraftStep, ...]

@@ -87,11 +87,13 @@ def _load(preset: str | None, config: Path | None, overrides: list[str] | None, 
 def _pipeline(cfg: Config, stages: list[str] | None, *, force: bool) -> None:
     from rich.console import Console
 
+    from .engine_log import console_stream
     from .pipeline import run as run_pipeline
 
-    # One line per stage: vLLM's start-up log goes elsewhere unless somebody asked for it.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    run_pipeline(cfg, stages, Console(highlight=False), force=force)
+    # Two spinning OpenMP threads on two busy cores wait for each other; torch reads this when it is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    with console_stream() as stream:
+        run_pipeline(cfg, stages, Console(file=stream, highlight=False), force=force)
 
 
 @app.command()

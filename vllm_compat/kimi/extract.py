@@ -16,7 +16,7 @@ from vllm_compat import DataError, EngineLoop, capture_hidden_states, installed,
 from .files import sha256_file
 from .fingerprints import model_fingerprint
 from .progress import Progress
-from .rows import SPLITS, Row, read_rows
+from .rows import SPLITS, Row, count_rows, read_rows
 from .selfcheck import ROWS, self_check
 from .settings import Config, aux_layers
 from .shards import DTYPES, Provenance, Sample
@@ -44,12 +44,15 @@ def extract_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
         enable_prefix_caching=False,
     ) as loop:
         # Whatever is compiled or allocated on first use is not part of any rate.
-        first = list(islice(read_rows(paths["train"]), max(ROWS, cfg.extract.baseline_rows)))
         check = None
         if cfg.extract.self_check:
-            check = self_check(loop, first[:ROWS], head, layers, dtype).to_json()
-        plain = _plain_prefill(loop, first[: cfg.extract.baseline_rows])
+            check = self_check(loop, spread(paths["train"], ROWS), head, layers, dtype).to_json()
+        # Half of the baseline before and half after, so that a machine that speeds up or slows down favours neither.
+        half = spread(paths["train"], cfg.extract.baseline_rows)
+        plain = [_plain_prefill(loop, half)]
         done = {split: _extract(cfg, loop, paths[split], layers, dtype, progress, split) for split in SPLITS}
+        plain.append(_plain_prefill(loop, half))
+    plain_rate = sum(tokens for tokens, _ in plain) / sum(seconds for _, seconds in plain) if half else None
     seconds = sum(d["seconds"] for d in done.values())
     tokens = sum(d["tokens"] for d in done.values())
     rate = tokens / seconds if tokens else None
@@ -62,8 +65,8 @@ def extract_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
         "tokens_this_run": tokens,
         "seconds": round(seconds, 3),
         "tokens_per_second": None if rate is None else round(rate, 1),
-        "plain_prefill_tokens_per_second": None if plain is None else round(plain, 1),
-        "ratio_to_prefill": None if rate is None or plain is None else round(rate / plain, 4),
+        "plain_prefill_tokens_per_second": None if plain_rate is None else round(plain_rate, 1),
+        "ratio_to_prefill": None if rate is None or plain_rate is None else round(rate / plain_rate, 4),
         "self_check": check,
         "recovered": [note for d in done.values() for note in d["recovered"]],
     }
@@ -82,18 +85,22 @@ def _check_lengths(paths: dict[str, Path], max_model_len: int) -> None:
                 )
 
 
+def spread(path: Path, count: int) -> list[Row]:
+    """At most ``count`` rows from all over a file: prepare writes first turns first, and they are short."""
+    stride = max(1, count_rows(path) // max(1, count))
+    return list(islice(read_rows(path), 0, None, stride))[:count]
+
+
 def _params() -> Any:
     return make_sampling_params(temperature=0.0, max_tokens=1, detokenize=False)
 
 
-def _plain_prefill(loop: EngineLoop, rows: Sequence[Row]) -> float | None:
-    """Tokens per second of the same engine on the same kind of rows, capturing nothing; None without rows."""
-    if not rows:
-        return None
+def _plain_prefill(loop: EngineLoop, rows: Sequence[Row]) -> tuple[int, float]:
+    """(tokens, seconds) of the same engine on rows of the same kind, capturing nothing."""
     began = time.monotonic()
     for _ in loop.generate([row.input_ids for row in rows], _params()):
         pass
-    return sum(len(row.input_ids) for row in rows) / (time.monotonic() - began)
+    return sum(len(row.input_ids) for row in rows), time.monotonic() - began
 
 
 def _extract(
@@ -122,7 +129,7 @@ def _extract(
         began = time.monotonic()
         tokens = 0
         store = StoreWriter(cfg.run_dir / "extract" / split, provenance, cfg.extract.shard_mb << 20)
-        with store, progress.task(f"extracting {split}", total=sum(1 for _ in read_rows(rows_path))) as bar:
+        with store, progress.task(f"extracting {split}", total=count_rows(rows_path)) as bar:
             bar.advance(len(store.done))
             waiting: list[Row] = []
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.errors import ConfigError, DataError
 
 from .config import save_config
+from .engine_log import redirected
 from .files import lock
 from .manifest import (
     STAGES,
@@ -61,7 +63,10 @@ def run(
                 say(stage.name, stage_line(stage.name, manifest.metrics), "up to date")
                 continue
             ran = True
-            seconds, metrics = _run_stage(stage, cfg, progress, leader)
+            # vLLM's own output would come between the lines and bars.
+            quiet = redirected(cfg.run_dir / "engine.log") if console is not None else nullcontext()
+            with quiet:
+                seconds, metrics = _run_stage(stage, cfg, progress, leader)
             changed = f" ({reason})" if reason not in ("asked for", "not complete") else ""
             say(stage.name, stage_line(stage.name, metrics), f"{seconds:.1f} s{changed}")
         if not leader:
