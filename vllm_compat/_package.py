@@ -67,11 +67,7 @@ def read_version_file(location: Path) -> str | None:
             names, value = {node.target.id}, node.value
         else:
             continue
-        if (
-            names & {"__version__", "version"}
-            and isinstance(value, ast.Constant)
-            and isinstance(value.value, str)
-        ):
+        if names & {"__version__", "version"} and isinstance(value, ast.Constant) and isinstance(value.value, str):
             return value.value
     return None
 
@@ -98,9 +94,7 @@ def find_owner(location: Path, notes: list[str]) -> Claim | None:
     claims = _claims(location, notes)
     # Hand-made metadata that only names the package loses to an installer's list of files.
     strong = [claim for claim in claims if claim.lists_files] or claims
-    notes.extend(
-        f"Distribution {claim} lists no files of vllm; ignored." for claim in claims if claim not in strong
-    )
+    notes.extend(f"Distribution {claim} lists no files of vllm; ignored." for claim in claims if claim not in strong)
     if len(strong) < 2:
         return strong[0] if strong else None
     file_version = read_version_file(location)
@@ -132,9 +126,7 @@ def _claims(location: Path, notes: list[str]) -> list[Claim]:
                     "0.16 writes such a vllm-0.0.0.dist-info when it is first imported)."
                 )
             continue
-        claim = Claim(
-            name=name, version=version, lists_files=listed, modified=_modified(distribution, record)
-        )
+        claim = Claim(name=name, version=version, lists_files=listed, modified=_modified(distribution, record))
         if _owns(distribution, location, listed=listed):
             # Two entries of sys.path may lead to one folder.
             claims.setdefault((name, version, listed), claim)

@@ -40,9 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(
-    typer.Typer(
-        cls=_Pipeline, help="Conversations to hidden states to a served EAGLE-3 head.", no_args_is_help=True
-    ),
+    typer.Typer(cls=_Pipeline, help="Conversations to hidden states to a served EAGLE-3 head.", no_args_is_help=True),
     name="kimi",
 )
 

@@ -133,9 +133,7 @@ def _platform_plugins(here: Installed) -> Iterator[Finding]:
 
     from vllm_compat.diagnosis import Finding
 
-    for name in sorted(
-        {entry.name for entry in importlib.metadata.entry_points(group="vllm.platform_plugins")}
-    ):
+    for name in sorted({entry.name for entry in importlib.metadata.entry_points(group="vllm.platform_plugins")}):
         yield Finding(
             level="hint",
             what=f"The platform plugin {name} is installed; vLLM asks it before it takes {here.platform}.",

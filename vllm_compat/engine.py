@@ -243,9 +243,7 @@ class EngineLoop:
     def _step(self) -> list[RequestUpdate]:
         scheduled = self.scheduler.schedule()
         output = self._stepping.run(self.executor, self.scheduler, scheduled)
-        updates = [
-            self._outputs.read(o) for o in self._scheduling.outputs(self.scheduler, scheduled, output)
-        ]
+        updates = [self._outputs.read(o) for o in self._scheduling.outputs(self.scheduler, scheduled, output)]
         if self.vllm_config.speculative_config is not None:
             self._note_drafts(self._scheduler_outputs.read(scheduled), updates)
             if not self.vllm_config.scheduler_config.async_scheduling and scheduled.total_num_scheduled_tokens:

@@ -257,17 +257,11 @@ def _plan(
     before = cache.num_gpu_blocks_override
     if num_blocks is not None:
         if num_blocks < 1:
-            raise VllmCompatError(
-                "a KV cache config", needed="num_blocks of at least 1", found=str(num_blocks)
-            )
+            raise VllmCompatError("a KV cache config", needed="num_blocks of at least 1", found=str(num_blocks))
         # vLLM's own switch: it decouples the number of blocks from memory, for every kind of group.
         cache.num_gpu_blocks_override = num_blocks
         available_memory = 1
-    memory = (
-        [available_memory] * len(workers)
-        if isinstance(available_memory, int)
-        else list(available_memory or ())
-    )
+    memory = [available_memory] * len(workers) if isinstance(available_memory, int) else list(available_memory or ())
     try:
         return adapter("kv_cache").plan(vllm_config, workers, memory)  # type: ignore[no-any-return]
     finally:

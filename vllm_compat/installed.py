@@ -142,8 +142,7 @@ def _choose_version(owner: Claim | None, file_version: str | None, notes: list[s
         # A fork that counts its own versions, or an editable install of a clone that moved on since: the
         # file lies beside the code that will be imported.
         notes.append(
-            f"Distribution {owner} disagrees with its vllm/_version.py, which says {file_version}; "
-            "going by the file."
+            f"Distribution {owner} disagrees with its vllm/_version.py, which says {file_version}; going by the file."
         )
     if file_version is not None:
         return file_version, "version file"
@@ -163,6 +162,4 @@ def _plugin_notes() -> list[str]:
     entries = importlib.metadata.entry_points(group="vllm.general_plugins")
     ours = {entry.name for entry in entries if entry.value.partition(":")[0].split(".")[0] == "vllm_compat"}
     missing = sorted(ours - set(allowed.split(",")))
-    return [
-        f"VLLM_PLUGINS={allowed} keeps the plugin {name} out of vLLM's processes; add it." for name in missing
-    ]
+    return [f"VLLM_PLUGINS={allowed} keeps the plugin {name} out of vLLM's processes; add it." for name in missing]

@@ -71,9 +71,7 @@ def _table() -> dict[str, Any]:
 @functools.cache
 def all_releases() -> tuple[Release, ...]:
     """Every release of the table, oldest first."""
-    return tuple(
-        sorted((Release(**row) for row in _table()["releases"]), key=lambda release: release.numbers)
-    )
+    return tuple(sorted((Release(**row) for row in _table()["releases"]), key=lambda release: release.numbers))
 
 
 def newest() -> Release:

@@ -52,5 +52,3 @@ def open_loop(model: str, dtype: str = "float32", num_blocks: int | None = None,
 def captured_states(loop: Any, layers: Any, prompts: Any, params: Any) -> list[Any]:
     with vc.capture_hidden_states(loop, layers) as capture:
         return [capture.pop(done.request_id) for done in loop.generate(prompts, params)]
-
-

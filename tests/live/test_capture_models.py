@@ -45,9 +45,7 @@ def test_every_boundary_equals_transformers(
     assert worst.max() < TOLERANCE[dtype], worst
 
 
-def test_preempted_requests_are_complete(
-    tiny_llama: str, prompts: list[list[int]]
-) -> None:
+def test_preempted_requests_are_complete(tiny_llama: str, prompts: list[list[int]]) -> None:
     """A cache too small for the batch forces preemption; a position computed twice counts once."""
     params = vc.make_sampling_params(temperature=0.0, max_tokens=60, ignore_eos=True)
     batch = [prompt[:40] for prompt in prompts if len(prompt) >= 40][:4]

@@ -52,9 +52,7 @@ def test_a_changed_token_changes_its_block_and_all_later_ones(
 
 
 @given(ids=TOKENS, more=TOKENS, size=SIZES)
-def test_hashes_of_a_prefix_are_a_prefix_of_the_hashes(
-    params: Any, ids: list[int], more: list[int], size: int
-) -> None:
+def test_hashes_of_a_prefix_are_a_prefix_of_the_hashes(params: Any, ids: list[int], more: list[int], size: int) -> None:
     """Also when the tokens come later: a request that grows hashes its new full blocks, and no block twice."""
     hasher = vc.make_block_hasher(block_size=size, hash_algo="sha256")
     request = vc.make_request("r", ids, params, block_hasher=hasher)

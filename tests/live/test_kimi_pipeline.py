@@ -164,8 +164,8 @@ def test_the_report_stands_alone(run_dir: Path) -> None:
     assert "data:image/png;base64," in html
     assert "<script" not in html
     assert "http://" not in html.replace("http://www.w3.org", "")
-    for png in ("loss", "acceptance", "extraction"):
-        assert any(png in path.name for path in run_dir.glob("*.png")), png
+    for png in ("loss", "acceptance", "rate"):
+        assert (run_dir / "plots" / f"{png}.png").stat().st_size > 0
 
 
 def test_the_console_shows_one_line_per_stage(run_dir: Path) -> None:
@@ -239,6 +239,5 @@ def test_the_self_check_stops_a_wrong_final_state(tiny_kimi: str, run_dir: Path)
     with open_loop(tiny_kimi) as loop:
         for dtype in (torch.float32, torch.bfloat16):
             assert self_check(loop, rows, head, (2, 8), dtype).ok
-            with pytest.raises(vc.SelfCheckFailed, match=r"mean \|Δ log p\|") as caught:
+            with pytest.raises(vc.SelfCheckFailed, match=r"mean \|Δ log p\|"):
                 self_check(loop, rows, head, (2, 7), dtype)
-            print(caught.value.found)

@@ -21,9 +21,7 @@ def _run_to_end(scheduler: Any, request: Any, token: int = 7) -> None:
         output = scheduler.schedule()
         batch = vc.read_scheduler_output(output)
         done = {
-            r.request_id: [token]
-            if r.num_computed_tokens + r.num_scheduled_tokens >= request.num_tokens
-            else []
+            r.request_id: [token] if r.num_computed_tokens + r.num_scheduled_tokens >= request.num_tokens else []
             for r in batch.requests
         }
         scheduler.update_from_output(output, vc.make_model_runner_output(done))
@@ -120,9 +118,7 @@ def test_every_option_reaches_the_request() -> None:
 def test_salt_changes_every_hash() -> None:
     """Requests of two tenants never share blocks."""
     params = vc.make_sampling_params(max_tokens=1)
-    plain, salted = (
-        vc.make_request("r", list(range(64)), params, cache_salt=salt) for salt in (vc.UNSET, "tenant")
-    )
+    plain, salted = (vc.make_request("r", list(range(64)), params, cache_salt=salt) for salt in (vc.UNSET, "tenant"))
     assert len(plain.block_hashes) == len(salted.block_hashes) > 1
     assert not set(plain.block_hashes) & set(salted.block_hashes)
 

@@ -110,7 +110,7 @@ def test_no_block_leaked_and_no_token_lost(scheduler_config: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_scheduler_class_by_name(scheduler_config: Any, kind: str) -> None:
-    """"sync" and "async" are vLLM's own classes; a subclass is taken as it is."""
+    """ "sync" and "async" are vLLM's own classes; a subclass is taken as it is."""
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
 

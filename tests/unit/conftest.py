@@ -74,9 +74,7 @@ class FakeSite:
         """Write the metadata that an installer leaves for a distribution that ships ``vllm``."""
         info = (root or self.root) / (folder or f"{name.replace('-', '_')}-{version}.dist-info")
         info.mkdir(parents=True)
-        (info / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\nText: no\n"
-        )
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\nText: no\n")
         listed = "__editable__.vllm.pth,," if editable else "vllm/__init__.py,,"
         if record:
             (info / "RECORD").write_text(f"{info.name}/METADATA,,\n{info.name}/RECORD,,\n{listed}\n")

@@ -16,9 +16,7 @@ import vllm_compat
 LIBRARY = Path(str(vllm_compat.__file__)).parents[1]
 
 
-def run(
-    *arguments: str, code: str = "", env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, code: str = "", env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run ``vllm-compat`` in a fresh interpreter, after `code`."""
     program = f"import sys\nsys.argv = ['vllm-compat', *{arguments!r}]\n{code}\n"
     program += "from vllm_compat.__main__ import main\nmain()\n"
@@ -164,9 +162,7 @@ def test_a_missing_module_of_ours_is_a_bug():
 
 def test_kimi_is_imported_only_when_asked_for():
     """`doctor` and `releases` do not pay for the pipeline's imports."""
-    check = (
-        "import atexit; atexit.register(lambda: print([m for m in sys.modules if 'vllm_compat.kimi' in m]))"
-    )
+    check = "import atexit; atexit.register(lambda: print([m for m in sys.modules if 'vllm_compat.kimi' in m]))"
 
     done = run("releases", "--json", code=check)
 

@@ -113,9 +113,7 @@ def test_notes_of_installed_are_hints(site):
     info = site.root / "vllm_compat-0.1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Name: vllm-compat\nVersion: 0.1.0\n\n")
-    (info / "entry_points.txt").write_text(
-        "[vllm.general_plugins]\nvllm_compat = vllm_compat.plugin:register\n"
-    )
+    (info / "entry_points.txt").write_text("[vllm.general_plugins]\nvllm_compat = vllm_compat.plugin:register\n")
 
     assert "VLLM_PLUGINS=other keeps" in findings(gather(site, VLLM_PLUGINS="other"), "hint")
 

@@ -52,9 +52,7 @@ def test_one_base_class(cls):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize(
-    "through", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy]
-)
+@pytest.mark.parametrize("through", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy])
 def test_fields_survive_pickling(cls, through):
     """Every field arrives in another process, the message too."""
     error = cls("asked", needed="needed", found="found", advice="advice")

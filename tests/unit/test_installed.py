@@ -120,9 +120,7 @@ def test_editable_install(site, tmp_path, version_file: VersionFile):
 
 
 @pytest.mark.parametrize(("name", "version"), [("my-vllm", "1.2.0"), ("vllm", "0.30.0")])
-def test_the_version_file_wins_over_metadata_of_another_release(
-    site, version_file: VersionFile, name, version
-):
+def test_the_version_file_wins_over_metadata_of_another_release(site, version_file: VersionFile, name, version):
     """A fork with its own numbering, or a stale editable install: the file beside the code is believed."""
     site.package(version_file=version_file("0.31.0"))
     site.distribution(name, version)
@@ -191,9 +189,7 @@ def test_an_install_from_a_repository_without_a_list_of_files(site):
     """A direct URL that is no local folder says where the build came from, not where the package lies."""
     site.package()
     info = site.distribution("vllm", "0.32.0", record=False)
-    (info / "direct_url.json").write_text(
-        '{"url": "https://example.org/vllm.git", "vcs_info": {"vcs": "git"}}'
-    )
+    (info / "direct_url.json").write_text('{"url": "https://example.org/vllm.git", "vcs_info": {"vcs": "git"}}')
 
     assert site.probe()["distribution"] == "vllm"
 
@@ -457,9 +453,7 @@ def test_the_answer_is_cached_until_cleared(site):
     assert done.stdout.strip() == "0.30.0", done.stderr
 
 
-@pytest.mark.parametrize(
-    "first", ["import vllm_compat.installed", "from vllm_compat.installed import installed"]
-)
+@pytest.mark.parametrize("first", ["import vllm_compat.installed", "from vllm_compat.installed import installed"])
 def test_the_name_in_the_package_stays_the_function(site, first):
     """``vllm_compat.installed`` is the function, also when the module of that name is imported first."""
     site.package()

@@ -56,9 +56,7 @@ def test_the_release_proved_here_is_live():
     assert ("live", "3.11", "2.13.0") == (release.status, release.python, release.torch)
 
 
-@pytest.mark.parametrize(
-    "spelling", ["0.32.0", "0.32", "v0.32.0", "0.32.0+cu129", "0.32.0rc2.dev7+gabc", (0, 32, 0)]
-)
+@pytest.mark.parametrize("spelling", ["0.32.0", "0.32", "v0.32.0", "0.32.0+cu129", "0.32.0rc2.dev7+gabc", (0, 32, 0)])
 def test_get_by_any_spelling(spelling):
     """Any build of a release, and its release numbers, lead to its row."""
     release = releases.get(spelling)

@@ -22,9 +22,7 @@ posts = st.one_of(st.just(""), st.builds(".post{}".format, st.integers(0, 9)))
 devs = st.one_of(st.just(""), st.builds(".dev{}".format, st.integers(0, 202612312359)))
 locals_ = st.one_of(
     st.just(""),
-    st.sampled_from(
-        ["+cpu", "+cu129", "+rocm721", "+empty", "+lumi.aif.gfx90a.x", "+g1234567.d20261130.cu130"]
-    ),
+    st.sampled_from(["+cpu", "+cu129", "+rocm721", "+empty", "+lumi.aif.gfx90a.x", "+g1234567.d20261130.cu130"]),
 )
 suffixes = st.builds("{}{}{}{}".format, prereleases, posts, devs, locals_)
 

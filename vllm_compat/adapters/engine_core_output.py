@@ -31,9 +31,7 @@ class EngineCoreOutput_0_11_1(Adapter):
             stop_reason=output.stop_reason,
             logprobs=None if output.new_logprobs is None else _rows(output.new_logprobs),
             prompt_logprobs=(
-                None
-                if output.new_prompt_logprobs_tensors is None
-                else _rows(output.new_prompt_logprobs_tensors)
+                None if output.new_prompt_logprobs_tensors is None else _rows(output.new_prompt_logprobs_tensors)
             ),
             num_cached_tokens=_cached_tokens(output),
         )

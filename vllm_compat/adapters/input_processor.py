@@ -32,9 +32,7 @@ class InputProcessor_0_20(Adapter):
         },
         bound=True,
     )
-    from_core = Need(
-        "vllm.v1.request:Request.from_engine_core_request", passes=("request", "block_hasher")
-    )
+    from_core = Need("vllm.v1.request:Request.from_engine_core_request", passes=("request", "block_hasher"))
     tokens = Need("vllm.inputs:tokens_input", passes=("prompt_token_ids",), options={"prompt": "", "cache_salt": ""})
     needs = (processor, process, from_core, tokens)
 

@@ -28,18 +28,14 @@ class KVCache_0_32(Adapter):
 
     surface = "kv_cache"
     since = (0, 32, 0)
-    plan_configs = Need(
-        f"{_UTILS}:get_kv_cache_configs", passes=("vllm_config", "kv_cache_specs", "available_memory")
-    )
+    plan_configs = Need(f"{_UTILS}:get_kv_cache_configs", passes=("vllm_config", "kv_cache_specs", "available_memory"))
     for_scheduler = Need(f"{_UTILS}:generate_scheduler_kv_cache_config", passes=("kv_cache_configs",))
     alignment = Need(
         f"{_UTILS}:resolve_cache_hit_alignment_tokens",
         passes=("kv_cache_config", "vllm_config", "scheduler_block_size", "hash_block_size"),
     )
     capacity = Need(f"{_UTILS}:update_kv_cache_capacity", passes=("vllm_config", "kv_cache_config"))
-    register = Need(
-        "vllm.v1.core.single_type_kv_cache_manager:register_all_kvcache_specs", passes=("vllm_config",)
-    )
+    register = Need("vllm.v1.core.single_type_kv_cache_manager:register_all_kvcache_specs", passes=("vllm_config",))
     needs = (
         plan_configs,
         for_scheduler,

@@ -77,9 +77,7 @@ def _choose(surface: str) -> Selection:
     named = candidates[0]
     if here.release is not None:
         named = next((a for a in candidates if a.since <= here.release), candidates[-1])
-    by_release = (
-        f"vLLM {here.version}" if here.release is not None else f"vLLM {here.version!r} (release unknown)"
-    )
+    by_release = f"vLLM {here.version}" if here.release is not None else f"vLLM {here.version!r} (release unknown)"
     # Neighbours in order of distance: a nightly or a fork most often looks like the release next to it.
     at = candidates.index(named)
     order = sorted(candidates, key=lambda a: abs(candidates.index(a) - at))

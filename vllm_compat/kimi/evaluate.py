@@ -134,7 +134,5 @@ def acceptance(finished: Sequence[FinishedRequest], num_draft_tokens: int) -> di
 
 def _distinct_bigrams(answers: Sequence[Sequence[int]]) -> float | None:
     """Mean over answers of distinct bigrams / bigrams: near 0 for loops, which would fake a high acceptance."""
-    ratios = [
-        len(set(pairwise(ids))) / (len(ids) - 1) for ids in map(list, answers) if len(ids) > 1
-    ]
+    ratios = [len(set(pairwise(ids))) / (len(ids) - 1) for ids in map(list, answers) if len(ids) > 1]
     return round(sum(ratios) / len(ratios), 4) if ratios else None

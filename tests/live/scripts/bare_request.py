@@ -34,9 +34,7 @@ def main(case: str, model: str) -> None:
         scheduler.add_request(request)
         output = scheduler.schedule()
         scheduler.update_from_output(output, vc.make_model_runner_output({"r": [5]}))
-        cached = sum(
-            block.block_hash is not None for block in scheduler.kv_cache_manager.get_blocks("r").blocks[0]
-        )
+        cached = sum(block.block_hash is not None for block in scheduler.kv_cache_manager.get_blocks("r").blocks[0])
     except Exception as caught:
         error = type(caught).__name__
     print(json.dumps({"error": error, "cached_blocks": cached}))
