@@ -1,0 +1,177 @@
+"""Hidden states and a served head on a GPU, on the V1 and the V2 model runner; prints one JSON document.
+
+    python tests/device/check_capture.py --model tests/fixtures/tiny-kimi --head runs/tiny/export
+
+Needs vLLM with a CUDA build, transformers, and one GPU; no package index. Each runner gets a process of its own, because
+vLLM reads VLLM_USE_V2_MODEL_RUNNER when the configuration is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def prompts(model: Path) -> list[list[int]]:
+    """Rendered prompts of mixed lengths, some with a common prefix."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    made = []
+    with (model / "conversations.jsonl").open(encoding="utf-8") as lines:
+        for line, _ in zip(lines, range(12), strict=False):
+            messages = json.loads(line)["messages"]
+            for turns in (1, 5):
+                text = tokenizer.apply_chat_template(messages[:turns], tokenize=False, add_generation_prompt=True)
+                made.append(tokenizer.encode(text, add_special_tokens=False)[:300])
+    return made
+
+
+def one_runner(model: Path, head: Path | None, out: Path) -> dict[str, Any]:
+    """Everything on the runner that the environment asks for; the captured states go to ``out``."""
+    import torch
+    from safetensors.torch import save_file
+
+    import vllm_compat as vc
+
+    sent = prompts(model)
+    common = {"model": str(model), "dtype": "bfloat16", "enforce_eager": True, "max_model_len": 1024}
+    common |= {"gpu_memory_utilization": 0.3, "max_num_seqs": 8}
+    greedy = vc.make_sampling_params(temperature=0.0, max_tokens=16, ignore_eos=True, detokenize=False)
+    result: dict[str, Any] = {}
+    states: dict[str, torch.Tensor] = {}
+    for name, options in {
+        "whole": {"enable_prefix_caching": False},
+        "chunked": {"enable_prefix_caching": False, "max_num_batched_tokens": 64},
+        "cached": {"enable_prefix_caching": True},
+    }.items():
+        with vc.EngineLoop(vc.make_vllm_config(**common, **options)) as loop:
+            if name == "cached":
+                for _ in loop.generate(sent, greedy):
+                    pass
+            with vc.capture_hidden_states(loop, range(9)) as capture:
+                for index, done in enumerate(loop.generate(sent, greedy)):
+                    captured = capture.pop(done.request_id)
+                    states[f"{name}.{index}"] = captured.hidden_states.contiguous()
+                    states[f"{name}.{index}.ids"] = torch.tensor(captured.token_ids)
+            result["runner"] = capture.model_info["runner"]
+            result["async_scheduling"] = loop.vllm_config.scheduler_config.async_scheduling
+    if head is not None:
+        params = vc.make_sampling_params(temperature=0.0, max_tokens=48, detokenize=False)
+        speculative = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 4}
+        options = {"enable_prefix_caching": False, "async_scheduling": False}
+        with vc.EngineLoop(vc.make_vllm_config(**common, **options)) as loop:
+            plain = [list(done.token_ids) for done in loop.generate(sent, params)]
+        with vc.EngineLoop(vc.make_vllm_config(**common, **options, speculative_config=speculative)) as loop:
+            finished = list(loop.generate(sent, params))
+        steps = [step for done in finished for step in done.draft_steps]
+        result["acceptance_length"] = round(sum(step.emitted for step in steps) / len(steps), 4)
+        result["steps"] = len(steps)
+        same = [a == list(b.token_ids) for a, b in zip(plain, finished, strict=True)]
+        result["identical_prompts_with_head"] = f"{sum(same)} of {len(same)}"
+    save_file(states, out)
+    return result
+
+
+def relative(a: Any, b: Any) -> Any:
+    """[L], norm of the difference over norm of ``b``."""
+    a, b = a.float(), b.float()
+    return (a - b).norm(dim=(0, 2)) / b.norm(dim=(0, 2))
+
+
+def against_transformers(model: Path, states: dict[str, Any]) -> dict[str, list[str]]:
+    """Worst relative error per boundary and way of running, transformers in the same dtype on the same GPU."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).cuda().eval()
+    final: list[torch.Tensor] = []
+    reference.model.norm.register_forward_pre_hook(lambda _, args: final.append(args[0]))
+    worst: dict[str, torch.Tensor] = {}
+    for key in [key for key in states if key.endswith(".ids")]:
+        final.clear()
+        with torch.no_grad():
+            hidden = reference(states[key].cuda()[None], output_hidden_states=True).hidden_states
+        expected = torch.stack([*hidden[:-1], final[0]], dim=2)[0].cpu()
+        name = key.removesuffix(".ids")
+        error = relative(states[name], expected)
+        way = name.partition(".")[0]
+        worst[way] = torch.maximum(worst[way], error) if way in worst else error
+    return {way: [f"{value:.1e}" for value in error.tolist()] for way, error in worst.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--head", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("device.json"))
+    parser.add_argument("--runner", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.runner:
+        print(json.dumps(one_runner(arguments.model, arguments.head, Path(arguments.runner))))
+        return
+    import torch
+    from safetensors.torch import load_file
+
+    import vllm_compat as vc
+
+    here = vc.installed()
+    report: dict[str, Any] = {
+        "vllm": here.version,
+        "distribution": here.distribution,
+        "torch": torch.__version__,
+        "gpu": torch.cuda.get_device_name(),
+        "dtype": "bfloat16",
+        "runners": {},
+    }
+    states = {}
+    for runner, flag in {"v1": "0", "v2": "1"}.items():
+        file = arguments.out.with_name(f"states-{runner}.safetensors")
+        command = [sys.executable, __file__, "--model", str(arguments.model), "--runner", str(file)]
+        command += ["--head", str(arguments.head)] if arguments.head else []
+        began = time.monotonic()
+        done = subprocess.run(
+            command,
+            env={**os.environ, **ENVIRONMENT, "VLLM_USE_V2_MODEL_RUNNER": flag},
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        if done.returncode:
+            report["runners"][runner] = {"error": (done.stdout + done.stderr)[-6000:]}
+            continue
+        states[runner] = load_file(file)
+        file.unlink()
+        report["runners"][runner] = {
+            **json.loads(done.stdout.strip().splitlines()[-1]),
+            "relative_error_per_boundary": against_transformers(arguments.model, states[runner]),
+            "seconds": round(time.monotonic() - began, 1),
+        }
+    if len(states) == 2:
+        report["v1_equals_v2_bit_for_bit"] = {
+            way: all(
+                torch.equal(states["v1"][key], states["v2"][key]) for key in states["v1"] if key.startswith(f"{way}.")
+            )
+            for way in ("whole", "chunked", "cached")
+        }
+    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()
