@@ -2,8 +2,9 @@
 
     python tests/device/check_capture.py --model tests/fixtures/tiny-kimi --head runs/tiny/export
 
-Needs vLLM with a CUDA build, transformers, and one GPU; no package index. Each runner gets a process of its own, because
-vLLM reads VLLM_USE_V2_MODEL_RUNNER when the configuration is made.
+Needs vLLM with a CUDA build, transformers, and one GPU; no package index. Two targets: the tiny one, which runs without
+MLA there (FlashAttention's MLA prefill wants Kimi's real head sizes, 128 + 64 and 128), and a random one with those sizes
+and MLA. Each runner gets a process of its own, because vLLM reads VLLM_USE_V2_MODEL_RUNNER when the configuration is made.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,22 @@ def prompts(model: Path) -> list[list[int]]:
                 text = tokenizer.apply_chat_template(messages[:turns], tokenize=False, add_generation_prompt=True)
                 made.append(tokenizer.encode(text, add_special_tokens=False)[:300])
     return made
+
+
+def build_random(out: Path, tokenizer_from: Path) -> Path:
+    """A random DeepSeek-V3 with Kimi's head and latent sizes, 8 layers, hidden size 512."""
+    import torch
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    shape = json.loads((tokenizer_from / "config.json").read_text())
+    shape |= {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8, "q_lora_rank": 256}
+    shape |= {"qk_nope_head_dim": 128, "v_head_dim": 128, "moe_intermediate_size": 128, "initializer_range": 0.04}
+    torch.manual_seed(0)
+    DeepseekV3ForCausalLM(DeepseekV3Config(**shape)).to(torch.bfloat16).save_pretrained(out)
+    (out / "config.json").write_text(json.dumps(shape))
+    for name in ("tokenizer.json", "tokenizer_config.json", "conversations.jsonl"):
+        shutil.copy(tokenizer_from / name, out / name)
+    return out
 
 
 def one_runner(model: Path, head: Path | None, out: Path) -> dict[str, Any]:
@@ -125,7 +144,6 @@ def main() -> None:
         print(json.dumps(one_runner(arguments.model, arguments.head, Path(arguments.runner))))
         return
     import torch
-    from safetensors.torch import load_file
 
     import vllm_compat as vc
 
@@ -136,30 +154,43 @@ def main() -> None:
         "torch": torch.__version__,
         "gpu": torch.cuda.get_device_name(),
         "dtype": "bfloat16",
-        "runners": {},
     }
+    with tempfile.TemporaryDirectory() as scratch:
+        random = build_random(Path(scratch, "random"), arguments.model)
+        report["tiny-kimi-without-mla"] = compare(arguments.model, arguments.head, {"VLLM_MLA_DISABLE": "1"}, scratch)
+        report["random-with-mla"] = compare(random, None, {}, scratch)
+    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report, indent=1))
+
+
+def compare(model: Path, head: Path | None, environment: dict[str, str], scratch: str) -> dict[str, Any]:
+    """Both runners on one target, each against transformers and against the other."""
+    import torch
+    from safetensors.torch import load_file
+
+    report: dict[str, Any] = {}
     states = {}
     for runner, flag in {"v1": "0", "v2": "1"}.items():
-        file = arguments.out.with_name(f"states-{runner}.safetensors")
-        command = [sys.executable, __file__, "--model", str(arguments.model), "--runner", str(file)]
-        command += ["--head", str(arguments.head)] if arguments.head else []
+        file = Path(scratch, f"states-{runner}.safetensors")
+        command = [sys.executable, __file__, "--model", str(model), "--runner", str(file)]
+        command += ["--head", str(head)] if head else []
         began = time.monotonic()
         done = subprocess.run(
             command,
-            env={**os.environ, **ENVIRONMENT, "VLLM_USE_V2_MODEL_RUNNER": flag},
+            env={**os.environ, **ENVIRONMENT, **environment, "VLLM_USE_V2_MODEL_RUNNER": flag},
             capture_output=True,
             text=True,
             timeout=400,
             check=False,
         )
         if done.returncode:
-            report["runners"][runner] = {"error": (done.stdout + done.stderr)[-6000:]}
+            report[runner] = {"error": (done.stdout + done.stderr)[-3000:]}
             continue
         states[runner] = load_file(file)
         file.unlink()
-        report["runners"][runner] = {
+        report[runner] = {
             **json.loads(done.stdout.strip().splitlines()[-1]),
-            "relative_error_per_boundary": against_transformers(arguments.model, states[runner]),
+            "relative_error_per_boundary": against_transformers(model, states[runner]),
             "seconds": round(time.monotonic() - began, 1),
         }
     if len(states) == 2:
@@ -169,8 +200,7 @@ def main() -> None:
             )
             for way in ("whole", "chunked", "cached")
         }
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
+    return report
 
 
 if __name__ == "__main__":
