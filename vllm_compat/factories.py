@@ -178,7 +178,8 @@ def make_kv_cache_spec(
         raise VllmCompatError(
             f"a KV cache spec of kind {kind!r}",
             needed=f"one of {', '.join(SPEC_CLASSES)}",
-            advice="choose one of them",
+            found=repr(kind),
+            advice="choose one of them; for other specs call vLLM's class itself",
         )
     return adapter("kv_cache").build_spec(
         kind,
@@ -257,7 +258,12 @@ def _plan(
     before = cache.num_gpu_blocks_override
     if num_blocks is not None:
         if num_blocks < 1:
-            raise VllmCompatError("a KV cache config", needed="num_blocks of at least 1", found=str(num_blocks))
+            raise VllmCompatError(
+                "a KV cache config",
+                needed="num_blocks of at least 1",
+                found=str(num_blocks),
+                advice="pass a positive number of blocks, or available_memory=<bytes>",
+            )
         # vLLM's own switch: it decouples the number of blocks from memory, for every kind of group.
         cache.num_gpu_blocks_override = num_blocks
         available_memory = 1

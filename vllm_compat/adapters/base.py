@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from vllm_compat._unset import UNSET
 from vllm_compat.adapters.signature import Signature, signature_of
 from vllm_compat.errors import UnsupportedField
-from vllm_compat.installed import installed
+from vllm_compat.installed import installed, parse_release
 
 Release = tuple[int, ...]
 
@@ -36,14 +36,17 @@ class Need:
         symbol: ``"vllm.v1.request:Request"``.
         passes: Parameters that the adapter always passes. Each must exist, and no other may be required.
         options: Parameters that it passes only when the caller set them; the value is the first release known to
-            have the parameter ("" when every release that this adapter serves has it).
+            have the parameter ("" when every release that this adapter serves has it), or "first-last" for one that
+            is gone again.
         bound: The symbol is a method reached through an instance, so its first parameter is not ours to pass.
+        read_only: The symbol is only read: ``passes`` are fields that must be there, whatever else it requires.
     """
 
     symbol: str
     passes: tuple[str, ...] = ()
     options: Mapping[str, str] | None = None
     bound: bool = False
+    read_only: bool = False
 
     @property
     def short(self) -> str:
@@ -56,10 +59,10 @@ class Need:
         """Why the live signature does not fit; "" when it does."""
         missing = [name for name in self.passes if not live.accepts(name)]
         supplied = {*self.passes, *(self.options or ())}
-        unmet = [name for name in live.required if name not in supplied]
+        unmet = [] if self.read_only else [name for name in live.required if name not in supplied]
         parts = []
         if missing:
-            parts.append(f"{self.short} takes no {', '.join(missing)}")
+            parts.append(f"{self.short} {'has' if self.read_only else 'takes'} no {', '.join(missing)}")
         if unmet:
             parts.append(f"{self.short} requires {', '.join(unmet)}")
         return "; ".join(parts)
@@ -102,11 +105,21 @@ class Adapter:
 
 def refuse(need: Need, name: str) -> None:
     """Raise UnsupportedField for an option that the caller set and this release cannot express."""
-    since = (need.options or {}).get(name, "")
+    first, _, last = (need.options or {}).get(name, "").partition("-")
     here = installed()
+    needed = f"a vLLM whose {need.short} takes {name}"
+    advice = "use a release that has it"
+    if last:
+        needed = f"vLLM {first} to {last}"
+    elif first:
+        needed = f"vLLM {first} or newer"
+        known = parse_release(first)
+        # A fork may lack what its release number promises; upgrading would not be the answer there.
+        if known is not None and (here.release is None or here.release < known):
+            advice = "upgrade vLLM"
     raise UnsupportedField(
         symbol=f"{need.short}.{name}",
-        needed=f"vLLM {since} or newer" if since else f"a vLLM whose {need.short} takes {name}",
+        needed=needed,
         found=f"vLLM {here.version} ({here.distribution or 'source tree'})",
-        advice=f"leave {name} unset" + (", or upgrade vLLM" if since else ", or use a release that has it"),
+        advice=f"leave {name} unset, or {advice}",
     )

@@ -11,7 +11,8 @@ from vllm_compat.values import ScheduledBatch
 class BatchRows_0_12(Adapter):
     """The V1 runner keeps one persistent ``input_batch``.
 
-    The V2 runner (0.12.0) hands the batch of the step from ``execute_model`` to ``sample_tokens``.
+    The V2 runner hands the batch of the step from ``execute_model`` to ``sample_tokens`` in ``execute_model_state``: by
+    name from 0.18.0 on, in an untyped tuple before, which is not read here.
     """
 
     surface = "batch_rows"

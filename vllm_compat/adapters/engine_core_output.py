@@ -16,8 +16,15 @@ class EngineCoreOutput_0_11_1(Adapter):
     needs = (
         Need(
             "vllm.v1.engine:EngineCoreOutput",
-            passes=("request_id", "new_token_ids"),
-            options=dict.fromkeys(("new_logprobs", "new_prompt_logprobs_tensors", "finish_reason", "stop_reason"), ""),
+            passes=(
+                "request_id",
+                "new_token_ids",
+                "new_logprobs",
+                "new_prompt_logprobs_tensors",
+                "finish_reason",
+                "stop_reason",
+            ),
+            read_only=True,
         ),
     )
 

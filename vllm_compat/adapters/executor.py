@@ -67,7 +67,8 @@ class Executor_0_29(Adapter):
             # vLLM takes a layout that stands in the config unchecked, and the kernels then read the cache wrongly.
             raise VllmCompatError(
                 f"KV cache layout {layout} of this vllm_config",
-                needed=f"one that every worker supports: {supported}",
+                needed="one that every worker supports",
+                found=f"workers that support {supported}",
                 advice="make a fresh config for the executor, or set VLLM_KV_CACHE_LAYOUT to one of these",
             )
         executor.set_kv_cache_layout(layout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm_compat.adapters.base import Adapter, Need, resolve
+from vllm_compat.adapters.base import Adapter, Need
 from vllm_compat.adapters.select import adapter
 
 _UTILS = "vllm.v1.core.kv_cache_utils"
@@ -36,12 +36,14 @@ class KVCache_0_32(Adapter):
     )
     capacity = Need(f"{_UTILS}:update_kv_cache_capacity", passes=("vllm_config", "kv_cache_config"))
     register = Need("vllm.v1.core.single_type_kv_cache_manager:register_all_kvcache_specs", passes=("vllm_config",))
+    cache_dtype = Need("vllm.utils.torch_utils:kv_cache_dtype_str_to_dtype", passes=("kv_cache_dtype", "model_config"))
     needs = (
         plan_configs,
         for_scheduler,
         alignment,
         capacity,
         register,
+        cache_dtype,
         Need(f"{_SPECS}:FullAttentionSpec", passes=("block_size", "num_kv_heads", "head_size", "dtype")),
         Need(f"{_SPECS}:MLAAttentionSpec", passes=("block_size", "num_kv_heads", "head_size", "dtype")),
         Need(
@@ -106,8 +108,8 @@ class KVCache_0_32(Adapter):
         """Specs of one worker from the model's configuration alone, for models whose layers are all alike."""
         model, parallel = vllm_config.model_config, vllm_config.parallel_config
         block_size = vllm_config.cache_config.block_size
-        dtype = resolve("vllm.v1.worker.gpu_model_runner:kv_cache_dtype_str_to_dtype")(
-            vllm_config.cache_config.cache_dtype, model
+        dtype = self.construct(
+            self.cache_dtype, {"kv_cache_dtype": vllm_config.cache_config.cache_dtype, "model_config": model}
         )
         common = {"block_size": block_size, "head_size": model.get_head_size(), "dtype": dtype}
         if model.use_mla:

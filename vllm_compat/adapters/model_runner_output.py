@@ -25,7 +25,7 @@ class ModelRunnerOutput_0_14(Adapter):
             "ec_connector_output": "",
             "num_nans_in_logits": "",
             "cudagraph_stats": "",
-            "routed_experts": "0.22.0",
+            "routed_experts": "0.22.0-0.30.0",
             "sampling_masks": "0.28.0",
             "prompt_token_id_logprobs_dict": "0.31.0",
             "aux_output_connector_output": "0.31.0",

@@ -15,11 +15,7 @@ class SamplingParams_0_12(Adapter):
     since = (0, 12, 0)
     params = Need(
         "vllm:SamplingParams",
-        options={
-            "structured_outputs": "0.11.0",
-            "skip_reading_prefix_cache": "0.13.0",
-            "repetition_detection": "0.17.0",
-        },
+        options={"structured_outputs": "", "skip_reading_prefix_cache": "", "repetition_detection": "0.17.0"},
     )
     needs = (params,)
 

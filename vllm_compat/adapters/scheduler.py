@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm_compat.adapters.base import Adapter, Need, resolve
+from vllm_compat.errors import VllmCompatError
 
 _SYNC = "vllm.v1.core.sched.scheduler:Scheduler"
 _ASYNC = "vllm.v1.core.sched.async_scheduler:AsyncScheduler"
@@ -24,7 +25,7 @@ class Scheduler_0_20(Adapter):
     finish = Need(f"{_SYNC}.finish_requests", passes=("request_ids", "finished_status"), bound=True)
     update = Need(f"{_SYNC}.update_from_output", passes=("scheduler_output", "model_runner_output"), bound=True)
     get_class = Need("vllm.config:SchedulerConfig.get_scheduler_cls", bound=True)
-    needs = (scheduler, finish, update, get_class)
+    needs = (scheduler, finish, update, get_class, Need(_ASYNC, passes=scheduler.passes))
 
     def scheduler_class(self, vllm_config: Any, which: str | type | None) -> type:
         """The class for ``which``: "sync", "async", a class, or None for what the config asks for."""
@@ -32,7 +33,15 @@ class Scheduler_0_20(Adapter):
             return which
         if which is None:
             return vllm_config.scheduler_config.get_scheduler_cls()  # type: ignore[no-any-return]
-        return resolve({"sync": _SYNC, "async": _ASYNC}[which])  # type: ignore[no-any-return]
+        named = {"sync": _SYNC, "async": _ASYNC}
+        if which not in named:
+            raise VllmCompatError(
+                f"scheduler_cls={which!r}",
+                needed='"sync", "async", a subclass of vLLM\'s Scheduler, or None',
+                found=repr(which),
+                advice="pass the class itself for a scheduler of your own",
+            )
+        return resolve(named[which])  # type: ignore[no-any-return]
 
     def build(self, cls: type, options: Mapping[str, Any]) -> Any:
         name = f"{cls.__module__}:{cls.__qualname__}"

@@ -11,13 +11,32 @@ _OUTPUT = "vllm.v1.core.sched.output"
 
 
 class SchedulerOutput_0_11_1(Adapter):
-    """Cached requests are one object of parallel lists with ``resumed_req_ids`` (0.11.1)."""
+    """Cached requests are one object of parallel lists with ``resumed_req_ids`` (0.11.1).
+
+    ``preempted_req_ids`` came in 0.12.0; before, nothing says which requests were preempted.
+    """
 
     surface = "scheduler_output"
     since = (0, 11, 1)
     needs = (
-        Need(f"{_OUTPUT}:SchedulerOutput.make_empty"),
-        Need(f"{_OUTPUT}:CachedRequestData.make_empty"),
+        Need(
+            f"{_OUTPUT}:SchedulerOutput",
+            passes=(
+                "scheduled_new_reqs",
+                "scheduled_cached_reqs",
+                "num_scheduled_tokens",
+                "total_num_scheduled_tokens",
+                "scheduled_spec_decode_tokens",
+                "finished_req_ids",
+            ),
+            read_only=True,
+        ),
+        Need(f"{_OUTPUT}:NewRequestData", passes=("req_id", "block_ids", "num_computed_tokens"), read_only=True),
+        Need(
+            f"{_OUTPUT}:CachedRequestData",
+            passes=("req_ids", "resumed_req_ids", "new_block_ids", "num_computed_tokens"),
+            read_only=True,
+        ),
     )
 
     def read(self, output: Any) -> ScheduledBatch:

@@ -65,6 +65,8 @@ def misfit(adapter: type[Adapter]) -> str:
             problem = need.misfit(need.live())
         except (ImportError, AttributeError) as error:
             problem = f"{need.symbol} is not there ({error})"
+        except TypeError as error:
+            problem = str(error)
         if problem:
             problems.append(problem)
     return "; ".join(problems)
@@ -101,7 +103,7 @@ def _mismatch(surface: str, named: type[Adapter], problem: str) -> SignatureMism
     for need in named.needs:
         try:
             found = need.live()
-        except (ImportError, AttributeError):
+        except (ImportError, AttributeError, TypeError):
             symbol, expected = need.symbol, need.passes
             break
         if need.misfit(found):

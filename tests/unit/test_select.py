@@ -1,0 +1,341 @@
+"""Choosing an adapter: the release names one, the live signature confirms it or moves the choice. No vLLM needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import FakeSite
+
+import vllm_compat as vc
+from vllm_compat.adapters import base, select
+from vllm_compat.adapters.base import Adapter, Need, resolve
+from vllm_compat.installed import Installed
+
+MODULE = "fake_vllm_module"
+
+
+class Newest(Adapter):
+    surface = "thing"
+    since = (0, 30, 0)
+    make = Need(f"{MODULE}:make", passes=("name", "size"), options={"color": "0.31.0"})
+    needs = (make,)
+
+
+class Middle(Adapter):
+    surface = "thing"
+    since = (0, 20, 0)
+    make = Need(f"{MODULE}:make", passes=("name", "block_size"), options={"color": ""})
+    needs = (make,)
+
+
+class Oldest(Adapter):
+    surface = "thing"
+    since = (0, 10, 0)
+    make = Need(f"{MODULE}:make", passes=("title",))
+    needs = (make,)
+
+
+def takes_size(name: str, size: int, color: str = "red") -> Any:
+    return name, size, color
+
+
+def takes_block_size(name: str, block_size: int) -> Any:
+    return name, block_size
+
+
+def takes_title(title: str) -> Any:
+    return title
+
+
+World = Callable[..., None]
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    """world(release, function): this release is installed, and its module has this function."""
+    module = types.ModuleType(MODULE)
+    monkeypatch.setitem(sys.modules, MODULE, module)
+    adapters = types.ModuleType("vllm_compat.adapters.fake_thing")
+    adapters.ADAPTERS = (Newest, Middle, Oldest)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm_compat.adapters.fake_thing", adapters)
+    monkeypatch.setitem(select.SURFACES, "thing", "fake_thing")
+
+    def set_up(release: tuple[int, ...] | None, make: Any = None, version: str | None = None) -> None:
+        select._choose.cache_clear()
+        if make is None:
+            vars(module).pop("make", None)
+        else:
+            module.make = make  # type: ignore[attr-defined]
+        here = Installed(
+            version=version or ("dev" if release is None else ".".join(map(str, release))),
+            distribution="vllm-fork",
+            platform="cpu",
+            runner="v1",
+            release=release,
+            location=Path("/nowhere"),
+            source="metadata",
+            platform_source="",
+            runner_reason="",
+            is_nightly=False,
+            is_dev=release is None,
+        )
+        monkeypatch.setattr(select, "installed", lambda: here)
+        monkeypatch.setattr(base, "installed", lambda: here)
+
+    yield set_up
+    select._choose.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("release", "make", "chosen"),
+    [
+        ((0, 30, 0), takes_size, Newest),
+        ((0, 31, 2), takes_size, Newest),
+        ((0, 29, 9), takes_block_size, Middle),
+        ((0, 20, 0), takes_block_size, Middle),
+        ((0, 19, 1), takes_title, Oldest),
+        ((0, 8, 5), takes_title, Oldest),
+    ],
+)
+def test_the_release_names_the_adapter(
+    world: World, release: tuple[int, ...], make: Any, chosen: type[Adapter]
+) -> None:
+    """``since`` is inclusive; what is older than every adapter gets the oldest."""
+    world(release, make)
+
+    selection = select._choose("thing")
+
+    assert (chosen, chosen) == (selection.adapter, selection.named)
+    assert "names it and its live signatures fit" in selection.reason
+    assert isinstance(select.adapter("thing"), chosen)
+
+
+@pytest.mark.parametrize(
+    ("release", "make", "named", "chosen"),
+    [
+        ((0, 29, 0), takes_size, Middle, Newest),  # a nightly that counts itself to the release before
+        ((0, 30, 0), takes_block_size, Newest, Middle),  # a fork that has not merged yet
+        ((0, 30, 0), takes_title, Newest, Oldest),
+        ((0, 12, 0), takes_size, Oldest, Newest),
+    ],
+)
+def test_the_shape_moves_the_choice_to_one_that_fits(
+    world: World, release: tuple[int, ...], make: Any, named: type[Adapter], chosen: type[Adapter]
+) -> None:
+    """The reason names both, and what did not fit."""
+    world(release, make)
+
+    selection = select._choose("thing")
+
+    assert (named, chosen) == (selection.named, selection.adapter)
+    assert f"names '{named.label()}', but make takes no" in selection.reason
+
+
+def test_neighbours_are_tried_nearest_first(world: World) -> None:
+    """Where several fit, the one next to the release's own is taken; of two equally near, the newer."""
+    world((0, 20, 0), lambda **anything: anything)
+    assert select._choose("thing").adapter is Middle
+
+    world((0, 20, 0), lambda name, size=0, title="", **_: None)
+    assert select._choose("thing").adapter is Middle
+
+    def fits_newest_and_oldest(size: int = 0, name: str = "", title: str = "") -> None:
+        pass
+
+    world((0, 20, 0), fits_newest_and_oldest)
+    assert select._choose("thing").adapter is Newest
+
+
+def test_an_unknown_release_tries_the_newest_first(world: World) -> None:
+    """ "dev" says nothing, so live signatures decide."""
+    world(None, takes_size)
+    assert select._choose("thing").adapter is Newest
+    world(None, takes_title)
+    selection = select._choose("thing")
+    assert (Newest, Oldest) == (selection.named, selection.adapter)
+    assert "release unknown" in selection.reason
+
+
+def test_refusal_carries_both_signatures(world: World) -> None:
+    """What the named adapter passes, and what the live function takes."""
+    world((0, 30, 0), lambda name, weight: None)
+
+    with pytest.raises(vc.SignatureMismatch) as caught:
+        select.adapter("thing")
+
+    assert ("name", "size") == caught.value.expected
+    assert ("name", "weight") == caught.value.live
+    for said in ("Passed here: (name, size)", "live: (name, weight)", "takes no size", "requires weight", "thing"):
+        assert said in str(caught.value)
+    assert caught.value.advice
+
+
+@pytest.mark.parametrize("make", [None, "no function", max])
+def test_what_is_not_there_or_cannot_be_read_is_a_mismatch(world: World, make: Any) -> None:
+    """A symbol that is gone, or has no signature, is said by name instead of a bare AttributeError or TypeError."""
+    world((0, 30, 0), make)
+
+    with pytest.raises(vc.SignatureMismatch) as caught:
+        select.adapter("thing")
+
+    assert caught.value.symbol == f"{MODULE}:make"
+    assert f"{MODULE}:make" in str(caught.value)
+    assert ("name", "size") == caught.value.expected
+
+
+def test_explain_reports_a_mismatch_and_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """doctor sees every surface, chosen or refused."""
+    world((0, 30, 0), takes_size)
+    monkeypatch.setattr(select, "SURFACES", {"gone": "fake_thing", "thing": "fake_thing"})
+
+    first, second = select.explain()
+    assert isinstance(first, select.Selection)
+    assert isinstance(second, select.Selection)
+
+    world((0, 30, 0), None)
+    assert [vc.SignatureMismatch] * 2 == [type(result) for result in select.explain()]
+
+
+def test_many_threads_choose_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every thread gets the same class, and the live signature is read once."""
+    world((0, 30, 0), takes_size)
+    reads: list[str] = []
+    original = select.misfit
+    monkeypatch.setattr(select, "misfit", lambda a: (reads.append(a.label()), original(a))[1])
+    chosen: list[Any] = []
+    threads = [threading.Thread(target=lambda: chosen.append(type(select.adapter("thing")))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [Newest] * 8 == chosen
+    assert len(reads) == 1
+
+
+def test_needs_say_what_is_missing_and_what_is_new(world: World) -> None:
+    """Passed parameters must exist; required ones must be passed or be options; optional ones may be anything."""
+    need = Need(f"{MODULE}:make", passes=("a", "b"), options={"c": ""})
+    for make, problem in (
+        (lambda a, b: None, ""),
+        (lambda a, b, c: None, ""),
+        (lambda a, b, *, later=None: None, ""),
+        (lambda **anything: None, ""),
+        (lambda a, **anything: None, ""),
+        (lambda a: None, "make takes no b"),
+        (lambda a, b, new: None, "make requires new"),
+        (lambda b, /, a, new: None, "make takes no b; make requires new"),
+    ):
+        world((0, 30, 0), make)
+        assert problem == need.misfit(need.live())
+
+
+def test_what_is_only_read_may_require_anything(world: World) -> None:
+    """A reader needs its fields, not the constructor."""
+    world((0, 30, 0), lambda a, new: None)
+    assert Need(f"{MODULE}:make", passes=("a",), read_only=True).misfit(Need(f"{MODULE}:make").live()) == ""
+    need = Need(f"{MODULE}:make", passes=("a", "gone"), read_only=True)
+    assert need.misfit(need.live()) == "make has no gone"
+
+
+def test_methods_are_looked_at_without_their_instance(world: World) -> None:
+    """``bound`` leaves out the first parameter, whatever it is called."""
+
+    class Thing:
+        def run(self, a: int) -> None:
+            pass
+
+    world((0, 30, 0), Thing)
+    assert Need(f"{MODULE}:make.run", passes=("a",), bound=True).live().names == ("a",)
+    assert Need(f"{MODULE}:make.run", passes=("a",)).live().names == ("self", "a")
+    assert resolve(f"{MODULE}:make.run") is Thing.run
+
+
+def test_unset_options_are_left_out(world: World) -> None:
+    """vLLM's own default applies; None is a value and is passed on."""
+    world((0, 30, 0), takes_size)
+    need = Newest.make
+    assert Adapter.construct(need, {"name": "n", "size": 1, "color": vc.UNSET}) == ("n", 1, "red")
+    assert Adapter.construct(need, {"name": "n", "size": 1, "color": None}) == ("n", 1, None)
+
+
+def test_unset_options_may_be_missing(world: World) -> None:
+    """Only what the caller set has to exist."""
+    world((0, 30, 0), lambda name, size: (name, size))
+    assert Adapter.construct(Newest.make, {"name": "n", "size": 1, "color": vc.UNSET}) == ("n", 1)
+
+
+@pytest.mark.parametrize(
+    ("release", "since", "needed", "advice"),
+    [
+        ((0, 28, 0), "0.31.0", "vLLM 0.31.0 or newer", "leave color unset, or upgrade vLLM"),
+        ((0, 32, 0), "0.31.0", "vLLM 0.31.0 or newer", "leave color unset, or use a release that has it"),
+        ((0, 32, 0), "0.22.0-0.30.0", "vLLM 0.22.0 to 0.30.0", "leave color unset, or use a release that has it"),
+        ((0, 32, 0), "", "a vLLM whose make takes color", "leave color unset, or use a release that has it"),
+    ],
+)
+def test_a_set_option_that_is_missing_names_its_release(
+    world: World, release: tuple[int, ...], since: str, needed: str, advice: str
+) -> None:
+    """And advises to upgrade only where that would help."""
+    world(release, lambda name, size: None)
+    need = Need(f"{MODULE}:make", passes=("name", "size"), options={"color": since})
+
+    with pytest.raises(vc.UnsupportedField) as caught:
+        Adapter.construct(need, {"name": "n", "size": 1, "color": "blue"})
+
+    assert caught.value.symbol == "make.color"
+    assert (needed, advice) == (caught.value.needed, caught.value.advice)
+    assert "vllm-fork" in caught.value.found
+
+
+def test_var_keyword_accepts_every_option(world: World) -> None:
+    """A wrapper with ``**kwargs`` is given what was set, and nothing else."""
+    world((0, 30, 0), lambda **given: given)
+    assert Adapter.construct(Newest.make, {"name": "n", "size": 1, "color": "blue"}) == {
+        "name": "n",
+        "size": 1,
+        "color": "blue",
+    }
+
+
+def test_every_surface_names_a_module_whose_adapters_are_sorted() -> None:
+    """Newest first, all of that surface: the choice by release relies on it."""
+    for surface in select.SURFACES:
+        adapters = select.adapters_of(surface)
+        assert {surface} == {a.surface for a in adapters}
+        assert sorted((a.since for a in adapters), reverse=True) == [a.since for a in adapters]
+
+
+def test_first_releases_of_options_are_within_the_adapters_window() -> None:
+    """An option that every served release has says so by ""; a release before the adapter's own says nothing."""
+    for surface in select.SURFACES:
+        for adapter in select.adapters_of(surface):
+            for need in adapter.needs:
+                for name, since in (need.options or {}).items():
+                    first = since.partition("-")[0]
+                    if first:
+                        assert adapter.since < tuple(map(int, first.split("."))), (surface, need.symbol, name)
+
+
+def test_factories_without_vllm_say_so(site: FakeSite) -> None:
+    """No vLLM: an error of ours from the factory, not an ImportError; importing the library stays possible."""
+    code = """
+import vllm_compat as vc
+for make in (lambda: vc.make_sampling_params(max_tokens=1), lambda: vc.make_vllm_config(model="m"), vc.ensure_none_hash,
+             lambda: vc.make_request("r", [1], object()), lambda: vc.read_scheduler_output(None)):
+    try:
+        make()
+    except vc.VllmNotInstalled as error:
+        print(type(error).__name__, bool(error.advice))
+"""
+    done: subprocess.CompletedProcess[str] = site.run(code)
+
+    assert done.returncode == 0, done.stderr
+    assert ["VllmNotInstalled True"] * 5 == done.stdout.splitlines()
