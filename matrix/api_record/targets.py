@@ -1,0 +1,56 @@
+"""Which symbols are recorded: ``matrix/api/targets.toml``."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+TARGETS = Path(__file__).parents[1] / "api" / "targets.toml"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A symbol, and the modules in which releases have it.
+
+    Attributes:
+        name: Its name in the module.
+        modules: Candidates; the first is where new releases have it.
+        key: What it is called in the record; differs from ``name`` where two symbols share it.
+        subclassed: Plugins subclass it or call its methods, so all of them are recorded.
+    """
+
+    name: str
+    modules: tuple[str, ...]
+    key: str
+    subclassed: bool = False
+
+    @classmethod
+    def parse(cls, text: str, *, subclassed: bool = False) -> Target:
+        """``"vllm.utils.hashing | vllm.utils : sha256"``, with `` as KEY`` behind it when the name is not unique."""
+        modules, _, name = text.partition(":")
+        name, _, key = name.partition(" as ")
+        return cls(
+            name.strip(), tuple(part.strip() for part in modules.split("|")), (key or name).strip(), subclassed
+        )
+
+
+def load(path: Path = TARGETS) -> dict[str, list[Target]]:
+    """Surface -> targets.
+
+    Raises:
+        ValueError: two targets have the same key.
+    """
+    table = tomllib.loads(path.read_text(encoding="utf-8"))
+    surfaces: dict[str, list[Target]] = {}
+    seen: set[str] = set()
+    for surface, lists in table.items():
+        targets = [Target.parse(text) for text in lists.get("symbols", ())]
+        targets += [Target.parse(text, subclassed=True) for text in lists.get("classes", ())]
+        for target in targets:
+            if target.key in seen:
+                msg = f"{path.name}: two targets are called {target.key}; name one of them with ' as '"
+                raise ValueError(msg)
+            seen.add(target.key)
+        surfaces[surface] = targets
+    return surfaces
