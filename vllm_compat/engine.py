@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import takewhile
 from types import TracebackType
 from typing import Any, Protocol
 
+from vllm_compat._token_ids import plain_token_ids
 from vllm_compat._unset import UNSET
 from vllm_compat.adapters.select import adapter
 from vllm_compat.errors import VllmCompatError
@@ -86,10 +88,12 @@ class EngineLoop:
         self._inputs = adapter("input_processor")
         self._in_flight: dict[str, _InFlight] = {}
         self._done: dict[str, FinishedRequest] = {}
+        self._promised: set[str] = set()  # requests of a running generate, which collect leaves to it
         self._observers: list[LoopObserver] = []
         self._counter = 0
         self._input_processor: Any = None
         self._failed: BaseException | None = None
+        self._refuse_unmatched_scheduler(scheduler_cls)
         self._claim_process(executor_cls)
         try:
             self.executor: Any = make_executor(vllm_config, executor_cls=executor_cls)
@@ -112,9 +116,25 @@ class EngineLoop:
             #: Hasher for requests of this loop; None where nothing reads hashes.
             self.block_hasher = make_block_hasher(vllm_config, self.kv_cache_config) if hashing else None
         except BaseException:
-            self.executor.shutdown()
-            self._release_process()
+            try:
+                self.executor.shutdown()
+            finally:
+                self._release_process()
             raise
+
+    def _refuse_unmatched_scheduler(self, scheduler_cls: str | type | None) -> None:
+        if self.vllm_config.speculative_config is None:
+            return
+        configured = bool(self.vllm_config.scheduler_config.async_scheduling)
+        chosen = self._scheduling.is_async(self._scheduling.scheduler_class(self.vllm_config, scheduler_cls))
+        if chosen != configured:
+            # The runner keeps the drafts, or hands them over, by the config; the wrong scheduler would never see one.
+            raise VllmCompatError(
+                f"speculative decoding with scheduler_cls={scheduler_cls!r}",
+                needed="a scheduler of the kind that async_scheduling of the config says",
+                found=f"async_scheduling={configured}",
+                advice=f"make_vllm_config(…, async_scheduling={chosen}), or leave scheduler_cls unset",
+            )
 
     def _claim_process(self, executor_cls: type | None) -> None:
         global _in_process_loop_is_open
@@ -151,16 +171,22 @@ class EngineLoop:
         """Add a request the way ``vllm.LLM`` does: validated, with the defaults of the model's generation config.
 
         Args:
-            prompt: Token ids, or text, or one of vLLM's prompt dictionaries (multimodal data).
+            prompt: Token ids (a sequence, NumPy array or tensor), or text, or one of vLLM's prompt dictionaries.
             sampling_params: vLLM's SamplingParams; not changed.
-            request_id: Default: "0", "1", …
-            lora_request, priority, cache_salt, trace_headers, arrival_time: as in vLLM.
+            request_id: Default: the next of "0", "1", … that is not in use.
+            lora_request, priority, cache_salt, trace_headers, arrival_time (seconds since the epoch): as in vLLM.
 
         Returns:
             The request's id.
+
+        Raises:
+            VllmCompatError: see ``add_request``, or token ids that are none. Whatever vLLM's own validation raises.
         """
+        self._check_open()
         if request_id is None:
-            request_id = str(self._counter)
+            request_id = self._next_id()
+        if not isinstance(prompt, (str, Mapping)):
+            prompt = plain_token_ids(request_id, prompt)
         if self._input_processor is None:
             self._input_processor = self._inputs.build(self.vllm_config)
         options = {
@@ -174,12 +200,30 @@ class EngineLoop:
         }
         return self.add_request(self._inputs.request(self._input_processor, prompt, options, self.block_hasher))
 
+    def _next_id(self) -> str:
+        while str(self._counter) in self._in_flight or str(self._counter) in self._done:
+            self._counter += 1
+        self._counter += 1
+        return str(self._counter - 1)
+
+    def _check_open(self) -> None:
+        if self.executor is None:
+            raise VllmCompatError(
+                "a call of this loop",
+                needed="an open loop",
+                found="shutdown() was called",
+                advice="open a new one, and do everything inside its `with`",
+            )
+
     def add_request(self, request: Any) -> str:
         """Add a native Request (``make_request``).
 
         Raises:
-            VllmCompatError: the id is in use, or block hashes are needed and the request's do not fit this loop.
+            VllmCompatError: the id is in use; block hashes are needed and the request's do not fit this loop; or the
+                request asks for what vLLM's front end does after EngineCore (stop strings, n > 1) or for pooling.
         """
+        self._check_open()
+        _refuse_unserved(request)
         request_id: str = request.request_id
         if request_id in self._in_flight or request_id in self._done:
             raise VllmCompatError(
@@ -189,13 +233,15 @@ class EngineLoop:
                 advice="choose another request_id, or collect the finished one first",
             )
         self._check_hashes(request)
-        for observer in self._observers:
-            observer.on_add(request)
         if request.use_structured_output:
             self.structured_output_manager.grammar_init(request)
+        for observer in self._observers:
+            observer.on_add(request)
         self.scheduler.add_request(request)
         self._in_flight[request_id] = _InFlight(request)
-        self._counter += 1
+        if getattr(request, "abort_immediately", False):
+            # As EngineCore.add_request: a KV connector frees what it holds for the request.
+            self.abort(request_id)
         return request_id
 
     def _check_hashes(self, request: Any) -> None:
@@ -223,6 +269,7 @@ class EngineLoop:
 
         Finished requests are kept until ``collect`` or ``generate`` takes them.
         """
+        self._check_open()
         if self._failed is not None:
             raise VllmCompatError(
                 "a step of this loop",
@@ -274,9 +321,9 @@ class EngineLoop:
             return
         flight.updates.append(update)
         if update.finish_reason is not None:
-            self._finish(update.request_id, update.finish_reason, update.stop_reason)
+            self._notify(self._settle(update.request_id, update.finish_reason, update.stop_reason))
 
-    def _finish(self, request_id: str, reason: str, stop_reason: int | str | None) -> None:
+    def _settle(self, request_id: str, reason: str, stop_reason: int | str | None) -> FinishedRequest:
         flight = self._in_flight.pop(request_id)
         request, updates = flight.request, flight.updates
         has_logprobs = any(u.logprobs is not None for u in updates)
@@ -293,15 +340,22 @@ class EngineLoop:
             draft_steps=tuple(flight.drafts),
         )
         self._done[request_id] = finished
+        return finished
+
+    def _notify(self, finished: FinishedRequest) -> None:
         for observer in self._observers:
             observer.on_finish(finished)
 
     # -- requests out -----------------------------------------------------------------------------------------------
 
     def collect(self) -> list[FinishedRequest]:
-        """Finished requests that nobody has taken yet, in the order in which they finished."""
-        done = list(self._done.values())
-        self._done.clear()
+        """Finished requests that nobody has taken yet, in the order in which they finished.
+
+        Those of a running ``generate`` are left to it.
+        """
+        done = [finished for request_id, finished in self._done.items() if request_id not in self._promised]
+        for finished in done:
+            del self._done[finished.request_id]
         return done
 
     def abort(self, request_ids: str | Iterable[str]) -> None:
@@ -317,8 +371,9 @@ class EngineLoop:
         known = [request_id for request_id in ids if request_id in self._in_flight]
         if known:
             self._scheduling.finish_requests(self.scheduler, known, status)
-        for request_id in known:
-            self._finish(request_id, reason, None)
+        # All books first: an observer that fails must not leave requests that the scheduler has forgotten.
+        for finished in [self._settle(request_id, reason, None) for request_id in known]:
+            self._notify(finished)
 
     def generate(
         self,
@@ -336,6 +391,9 @@ class EngineLoop:
                 stays full while finished ones are taken).
 
         Requests added by other calls go on beside these. If the caller stops early, the rest is aborted.
+
+        Raises:
+            VllmCompatError: a sequence of sampling params is shorter or longer than the prompts. Those of ``add``.
         """
         limit = max_in_flight or 2 * self.vllm_config.scheduler_config.max_num_seqs
         each = iter(sampling_params) if isinstance(sampling_params, Sequence) else None
@@ -349,10 +407,16 @@ class EngineLoop:
                         prompt = next(source)
                     except StopIteration:
                         exhausted = True
+                        if each is not None and next(each, None) is not None:
+                            raise _unpaired("more sampling params than prompts") from None
                         break
-                    params = sampling_params if each is None else next(each)
+                    params = sampling_params if each is None else next(each, None)
+                    if params is None:
+                        raise _unpaired("fewer sampling params than prompts")
                     order.append(self.add(prompt, params))
+                    self._promised.add(order[-1])
                 while order and order[0] in self._done:
+                    self._promised.discard(order[0])
                     yield self._done.pop(order.pop(0))
                 if not order:
                     if exhausted:
@@ -363,6 +427,7 @@ class EngineLoop:
         finally:
             self.abort(order)
             for request_id in order:
+                self._promised.discard(request_id)
                 self._done.pop(request_id, None)
         if not self._in_flight:
             self.step()  # tells the workers which requests are gone; their states would linger
@@ -378,19 +443,29 @@ class EngineLoop:
         self._observers.remove(observer)
 
     def call_workers(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of the worker extension on every worker; results in rank order."""
+        """Call a method of the worker extension on every worker; results in rank order.
+
+        Raises:
+            VllmCompatError: the loop is shut down. What the method raises, as it is from a worker in this process, as
+                RuntimeError with its text from a worker process.
+        """
+        self._check_open()
         return adapter("executor").call_workers(self.executor, method, *args)  # type: ignore[no-any-return]
 
     def shutdown(self) -> None:
-        """Abort what is running, stop the workers, free the KV cache. A second call does nothing."""
+        """Abort what is running, stop the workers, free the KV cache. A second call does nothing.
+
+        Each of these is done even if one before it fails; that error is raised at the end.
+        """
         if self.executor is None:
             return
-        self.abort(list(self._in_flight))
-        self.structured_output_manager.clear_backend()
-        self.executor.shutdown()
-        self.scheduler.shutdown()
-        self.executor = None
-        self._release_process()
+        with ExitStack() as steps:  # last in, first out
+            steps.callback(self._release_process)
+            steps.callback(setattr, self, "executor", None)
+            steps.callback(self.scheduler.shutdown)
+            steps.callback(self.executor.shutdown)
+            steps.callback(self.structured_output_manager.clear_backend)
+            steps.callback(self.abort, list(self._in_flight))
 
     def __enter__(self) -> EngineLoop:
         return self
@@ -399,3 +474,33 @@ class EngineLoop:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown()
+
+
+def _refuse_unserved(request: Any) -> None:
+    """Refuse what vLLM's LLM does outside of EngineCore: here it would be left out without a word."""
+    params = request.sampling_params
+    if params is None:
+        found, advice = "pooling params", "use vllm.LLM to pool; make_scheduler takes pooling requests too"
+    elif params.n != 1:
+        found, advice = f"n={params.n}", "add the prompt n times, with seeds of their own"
+    elif params.stop:
+        found, advice = f"stop={params.stop!r}", "use stop_token_ids; strings are matched by vLLM's detokenizer"
+    elif getattr(request, "resumable", False):
+        found, advice = "resumable=True", "add each turn as a request of its own"
+    else:
+        return
+    raise VllmCompatError(
+        f"request {request.request_id!r} in an EngineLoop",
+        needed="one generation, ended by tokens or length",
+        found=found,
+        advice=advice,
+    )
+
+
+def _unpaired(found: str) -> VllmCompatError:
+    return VllmCompatError(
+        "generate with a sequence of sampling params",
+        needed="exactly one per prompt",
+        found=found,
+        advice="pass as many as there are prompts, or a single SamplingParams for all",
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vllm_compat._token_ids import plain_token_ids
 from vllm_compat._unset import UNSET
 from vllm_compat.adapters.select import adapter
 from vllm_compat.errors import UnsupportedField, VllmCompatError
@@ -92,7 +93,8 @@ def make_request(
     Raises:
         UnsupportedField: an option that was set does not exist in this release.
         VllmNotInstalled, SignatureMismatch: see ``installed`` and ``doctor``.
-        VllmCompatError: neither or both of sampling and pooling params; a token id that is no non-negative integer.
+        VllmCompatError: neither or both of sampling and pooling params; no max_tokens; a token id that is no
+            non-negative integer.
     """
     if (sampling_params is None) == (pooling_params is None):
         raise VllmCompatError(
@@ -101,6 +103,14 @@ def make_request(
             found="neither" if sampling_params is None else "both",
             advice="pass SamplingParams(max_tokens=…) to generate, PoolingParams() to pool",
         )
+    if getattr(sampling_params, "max_tokens", 0) is None:
+        # vLLM's front end fills it in; Request itself stops at a bare assertion.
+        raise VllmCompatError(
+            f"request {request_id!r}",
+            needed="sampling params with max_tokens",
+            found="max_tokens=None",
+            advice="set max_tokens, at most max_model_len less the prompt",
+        )
     if scheduler is not None:
         vllm_config, kv_cache_config = scheduler.vllm_config, scheduler.kv_cache_config
     if block_hasher is UNSET:
@@ -108,7 +118,7 @@ def make_request(
     return adapter("request").build(
         {
             "request_id": request_id,
-            "prompt_token_ids": _token_ids(request_id, prompt_token_ids),
+            "prompt_token_ids": None if prompt_token_ids is None else plain_token_ids(request_id, prompt_token_ids),
             "sampling_params": sampling_params,
             "pooling_params": pooling_params,
             "block_hasher": block_hasher,
@@ -130,25 +140,6 @@ def make_request(
         },
         eos_token_id,
     )
-
-
-def _token_ids(request_id: str, token_ids: Sequence[int] | None) -> list[int] | None:
-    if token_ids is None:
-        return None
-    # NumPy and torch integers would travel into msgpack, hashes and comparisons; bool is an int by accident.
-    try:
-        ids = [token.__index__() for token in token_ids if not isinstance(token, bool)]
-    except AttributeError:
-        ids = []
-    if len(ids) != len(token_ids) or any(token < 0 for token in ids):
-        bad = next(t for t in token_ids if isinstance(t, bool) or not hasattr(t, "__index__") or t < 0)
-        raise VllmCompatError(
-            f"prompt of request {request_id!r}",
-            needed="token ids: integers from 0 on",
-            found=repr(bad),
-            advice="tokenise the prompt first",
-        )
-    return ids
 
 
 def make_kv_cache_spec(

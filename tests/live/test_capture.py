@@ -103,3 +103,65 @@ def test_two_captures_at_once_are_refused(loop: Any) -> None:
     """One capture per model at a time."""
     with vc.capture_hidden_states(loop, (7,)), pytest.raises(vc.CaptureError, match="one at a time"):
         vc.capture_hidden_states(loop, (2,))
+
+
+def test_states_own_their_memory(loop: Any, prompts: list[list[int]]) -> None:
+    """Not a view into the step's batch: that would keep the batch alive, and travel with it between processes."""
+    params = vc.make_sampling_params(temperature=0.0, max_tokens=1)
+    for captured in captured_states(loop, (2, 7), prompts, params):
+        states = captured.hidden_states
+        assert states.untyped_storage().nbytes() == states.numel() * states.element_size()
+
+
+def test_a_request_finished_early_is_refused_to_whoever_asks(loop: Any, prompts: list[list[int]]) -> None:
+    """Ended by hand in the middle of its prompt, its states are incomplete: pop says so, and the loop goes on."""
+    params = vc.make_sampling_params(temperature=0.0, max_tokens=4, ignore_eos=True)
+    long = max(prompts, key=len)
+    assert len(long) > 64
+    with vc.capture_hidden_states(loop, (7,)) as capture:
+        cut, other = loop.add(long, params), loop.add(prompts[0], params)
+        loop.step()
+        loop.finish(cut)
+        while loop.has_unfinished():
+            loop.step()
+        assert {(cut, "stop"), (other, "length")} == {(f.request_id, f.finish_reason) for f in loop.collect()}
+        with pytest.raises(vc.CaptureError, match=f"of all {len(long)} tokens.* positions were never computed"):
+            capture.pop(cut)
+        with pytest.raises(vc.CaptureError, match="no states under this id"):
+            capture.pop(cut)
+        assert len(capture.pop(other).token_ids) == len(prompts[0]) + 3
+
+
+def test_prompts_without_ids_are_refused(loop: Any) -> None:
+    """States are given by token; a prompt of embeddings has none, and its rows would be counted short."""
+    params = vc.make_sampling_params(max_tokens=1)
+    request = vc.make_request("e", None, params, scheduler=loop.scheduler, prompt_embeds=torch.zeros(40, 128))
+    with vc.capture_hidden_states(loop, (7,)), pytest.raises(vc.CaptureError, match="embeddings only"):
+        loop.add_request(request)
+    assert not loop.has_unfinished()
+
+
+def test_workers_without_our_extension_are_refused(loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A config with an extension of its own keeps it; capture then says what is missing."""
+    other = "vllm.v1.worker.worker_base.WorkerBase"
+    monkeypatch.setattr(loop.vllm_config.parallel_config, "worker_extension_cls", other)
+    with pytest.raises(vc.CaptureError, match="HiddenStatesWorkerExtension") as caught:
+        vc.capture_hidden_states(loop, (7,))
+    assert other in caught.value.found
+
+
+def test_closing_twice_and_asking_afterwards(loop: Any, prompts: list[list[int]]) -> None:
+    """What was finished can still be popped; what was running cannot, and is not said to run on."""
+    params = vc.make_sampling_params(temperature=0.0, max_tokens=6, ignore_eos=True)
+    capture = vc.capture_hidden_states(loop, (7,))
+    (done,) = loop.generate([prompts[0]], params)
+    running = loop.add(prompts[1], params)
+    loop.step()
+    capture.close()
+    capture.close()
+    assert capture.pop(done.request_id).layers == (7,)
+    with pytest.raises(vc.CaptureError, match="no states under this id"):
+        capture.pop(running)
+    while loop.has_unfinished():
+        loop.step()
+    loop.collect()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import FIXTURE
+from kimi_k25 import build
 from states import TOLERANCE, Reference, captured_states, open_loop, relative_error
 
 import vllm_compat as vc
@@ -74,10 +77,26 @@ def test_tensor_parallel_workers_give_the_same_states(
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
     params = vc.make_sampling_params(temperature=0.0, max_tokens=3, ignore_eos=True)
     with open_loop(tiny_kimi, tensor_parallel_size=2) as loop:
+        # Raised in a worker process, and still the error that it is; neither rank keeps a half-made recorder.
+        for layers in ((9,), ()):
+            with pytest.raises(vc.CaptureError, match="final state before the last norm"):
+                vc.capture_hidden_states(loop, layers)
         captured = captured_states(loop, range(9), prompts[:4], params)
     reference = Reference(tiny_kimi, torch.float32)
     for states in captured:
         assert relative_error(states.hidden_states, reference(states.token_ids)).max() < 1e-4
+
+
+def test_float16_deepseek_is_refused(tiny_kimi: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM rescales the residual of DeepSeek's layers in float16, inside Kimi-K2.5's wrapper too."""
+    vc.enable("llvmlite-proxy")
+    wrapped = build(FIXTURE, tmp_path / "k25")
+    for model, options in ((tiny_kimi, {}), (str(wrapped), {"language_model_only": True})):
+        with (
+            open_loop(model, "float16", max_model_len=64, **options) as loop,
+            pytest.raises(vc.CaptureError, match="float16"),
+        ):
+            vc.capture_hidden_states(loop, (2,))
 
 
 def test_rows_that_do_not_add_up_stop_the_run(tiny_llama: str, prompts: list[list[int]]) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from vllm import PoolingParams
+from vllm.sampling_params import StructuredOutputsParams
 
 import vllm_compat as vc
 
@@ -78,3 +82,146 @@ def test_logprobs_are_read_per_token(loop: Any, prompts: list[list[int]]) -> Non
     assert len(done.prompt_logprobs) == len(prompts[1]) - 1
     assert all(row[token] == max(row.values()) for token, row in zip(done.token_ids, done.logprobs, strict=True))
     assert all(token in row for token, row in zip(done.prompt_token_ids[1:], done.prompt_logprobs, strict=True))
+
+
+@pytest.mark.parametrize(("count", "found"), [(1, "fewer"), (3, "more")])
+def test_sampling_params_that_do_not_pair_up_are_refused(
+    loop: Any, prompts: list[list[int]], count: int, found: str
+) -> None:
+    """Instead of a StopIteration that becomes a RuntimeError, or of params that nobody used; nothing keeps running."""
+    params = [vc.make_sampling_params(temperature=0.0, max_tokens=2)] * count
+    with pytest.raises(vc.VllmCompatError, match=f"{found} sampling params than prompts"):
+        list(loop.generate(prompts[:2], params))
+    assert not loop.has_unfinished()
+    assert [] == loop.collect()
+
+
+def test_collect_leaves_a_running_generate_its_requests(loop: Any, prompts: list[list[int]]) -> None:
+    """Whoever collects while generate runs gets the others only; generate loses none and does not wait forever."""
+    params = [vc.make_sampling_params(temperature=0.0, max_tokens=n, ignore_eos=True) for n in (9, 1, 1)]
+    other = loop.add(prompts[3], vc.make_sampling_params(temperature=0.0, max_tokens=1, ignore_eos=True))
+    collected, lengths = [], []
+    loop.step()
+    loop.step()
+    for done in loop.generate(prompts[:3], params):
+        lengths.append(len(done.token_ids))
+        collected += loop.collect()
+    assert [9, 1, 1] == lengths
+    assert [other] == [f.request_id for f in collected]
+
+
+def test_default_ids_step_aside(loop: Any, prompts: list[list[int]]) -> None:
+    """A caller's own id may be a number."""
+    params = vc.make_sampling_params(temperature=0.0, max_tokens=1)
+    first = loop.add(prompts[0], params)
+    own = loop.add(prompts[0], params, request_id=str(int(first) + 1))
+    others = [loop.add(prompts[0], params) for _ in range(2)]
+    assert len({first, own, *others}) == 4
+    while loop.has_unfinished():
+        loop.step()
+    last = loop.add(prompts[0], params)  # those are done, and not collected yet
+    assert last not in {first, own, *others}
+    loop.abort(last)
+    assert len(loop.collect()) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [({"n": 2}, "n=2"), ({"stop": ["\n", "end"]}, "stop=['\\n', 'end']")],
+)
+def test_what_the_front_end_would_do_is_refused(
+    loop: Any, prompts: list[list[int]], options: dict[str, Any], found: str
+) -> None:
+    """vllm.LLM fans out n and matches stop strings outside of EngineCore: here they would be dropped silently."""
+    with pytest.raises(vc.VllmCompatError) as caught:
+        loop.add(prompts[0], vc.make_sampling_params(max_tokens=2, **options))
+    assert found == caught.value.found
+    assert caught.value.advice
+    assert not loop.has_unfinished()
+
+
+def test_requests_that_do_not_generate_once_are_refused(loop: Any) -> None:
+    """Pooling output and continued sessions have no place in what the loop hands out."""
+    pooling = vc.make_request("p", [1, 2], pooling_params=PoolingParams(task="embed"), scheduler=loop.scheduler)
+    with pytest.raises(vc.VllmCompatError, match="pooling params"):
+        loop.add_request(pooling)
+    params = vc.make_sampling_params(max_tokens=1)
+    session = vc.make_request("s", [1, 2], params, scheduler=loop.scheduler, resumable=True)
+    with pytest.raises(vc.VllmCompatError, match="resumable=True"):
+        loop.add_request(session)
+    assert not loop.has_unfinished()
+
+
+def test_abort_immediately_is_obeyed(loop: Any, prompts: list[list[int]]) -> None:
+    """As in EngineCore.add_request: the request is added and aborted in one go."""
+    params = vc.make_sampling_params(max_tokens=5)
+    loop.add_request(vc.make_request("a", prompts[0], params, scheduler=loop.scheduler, abort_immediately=True))
+    assert not loop.has_unfinished()
+    assert [("a", "abort", ())] == [(f.request_id, f.finish_reason, f.token_ids) for f in loop.collect()]
+    assert not loop.scheduler.requests
+
+
+@pytest.mark.parametrize("kind", [tuple, np.array, torch.tensor, lambda ids: np.array(ids, dtype=np.int32)])
+def test_prompts_of_any_sequence_type(loop: Any, prompts: list[list[int]], kind: Any) -> None:
+    """Arrays, tensors and tuples of ids are ids."""
+    params = vc.make_sampling_params(temperature=0.0, max_tokens=4)
+    (expected,) = loop.generate([prompts[2]], params)
+    (actual,) = loop.generate([kind(prompts[2])], params)
+    assert (expected.prompt_token_ids, expected.token_ids) == (actual.prompt_token_ids, actual.token_ids)
+    assert {int} == {type(token) for token in actual.prompt_token_ids}
+
+
+@pytest.mark.parametrize("prompt", [7, None, [1.5], np.array([0.5]), [[1, 2]], np.array([[1, 2]]), [-1], ["a"], b"ab"])
+def test_prompts_that_are_no_ids_are_refused(loop: Any, prompt: Any) -> None:
+    """The message shows the first that is none."""
+    with pytest.raises(vc.VllmCompatError, match="integers from 0 on"):
+        loop.add(prompt, vc.make_sampling_params(max_tokens=1))
+    assert not loop.has_unfinished()
+
+
+@pytest.mark.parametrize("form", ["ids", "text", "dictionary"])
+def test_cache_salt_reaches_the_request(loop: Any, prompts: list[list[int]], form: str) -> None:
+    """Whatever the form of the prompt: a lost salt lets two tenants share blocks."""
+    prompt = {"ids": prompts[0], "text": "hello there", "dictionary": {"prompt_token_ids": prompts[0]}}[form]
+    request_id = loop.add(prompt, vc.make_sampling_params(max_tokens=1), cache_salt="tenant")
+    assert loop.scheduler.requests[request_id].cache_salt == "tenant"
+    loop.abort(request_id)
+    loop.collect()
+
+
+def test_a_request_whose_grammar_fails_leaves_nothing_behind(loop: Any, prompts: list[list[int]]) -> None:
+    """Neither in the loop nor in a capture."""
+    constraint = StructuredOutputsParams(regex="[0-9]+")  # nobody has chosen a back end for it
+    params = vc.make_sampling_params(max_tokens=1, structured_outputs=constraint)
+    with vc.capture_hidden_states(loop, (7,)) as capture:
+        with pytest.raises(ValueError, match="backend"):
+            loop.add_request(vc.make_request("g", prompts[0], params, scheduler=loop.scheduler))
+        with pytest.raises(vc.CaptureError, match="no states under this id"):
+            capture.pop("g")
+    assert not loop.has_unfinished()
+    assert not loop.scheduler.requests
+
+
+class Failing:
+    """An observer that fails when a request ends."""
+
+    def on_add(self, request: Any) -> None:
+        pass
+
+    def on_finish(self, finished: vc.FinishedRequest) -> None:
+        raise RuntimeError("observer")
+
+
+def test_a_failing_observer_leaves_the_books_right(loop: Any, prompts: list[list[int]]) -> None:
+    """The scheduler has ended both requests, so the loop has too: nobody waits for a request that is gone."""
+    params = vc.make_sampling_params(max_tokens=5)
+    ids = [loop.add(prompt, params) for prompt in prompts[:2]]
+    observer = Failing()
+    loop.observe(observer)
+    try:
+        with pytest.raises(RuntimeError, match="observer"):
+            loop.abort(ids)
+    finally:
+        loop.unobserve(observer)
+    assert not loop.has_unfinished()
+    assert ids == [f.request_id for f in loop.collect()]

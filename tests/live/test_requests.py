@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from conftest import run_script
+from vllm import SamplingParams
 
 import vllm_compat as vc
 
@@ -139,6 +140,8 @@ def test_pooling_request() -> None:
         ({"prompt_token_ids": [1, -1], "sampling_params": 1}, "integers from 0 on"),
         ({"prompt_token_ids": [1, True], "sampling_params": 1}, "integers from 0 on"),
         ({"prompt_token_ids": ["a"], "sampling_params": 1}, "integers from 0 on"),
+        ({"prompt_token_ids": 5, "sampling_params": 1}, "integers from 0 on"),
+        ({"prompt_token_ids": [1], "sampling_params": SamplingParams(max_tokens=None)}, "max_tokens=None"),
     ],
 )
 def test_bad_input_is_refused(arguments: dict[str, Any], message: str) -> None:

@@ -43,10 +43,13 @@ class InputProcessor_0_20(Adapter):
         self, processor: Any, prompt: Sequence[int] | str | Mapping[str, Any], options: Mapping[str, Any], hasher: Any
     ) -> Any:
         """A native Request, made as vLLM's LLM makes it. ``options`` are those of ``process_inputs``."""
+        salt = options.get("cache_salt")
         if isinstance(prompt, Sequence) and not isinstance(prompt, str):
             # Rendered form: the raw form is deprecated, and would be tokenised, truncated and padded again.
-            salt = options.get("cache_salt")
             prompt = self.construct(self.tokens, {"prompt_token_ids": list(prompt), "cache_salt": salt})
+        elif salt is not None:
+            # A salt that got lost here would let tenants share blocks.
+            prompt = {**({"prompt": prompt} if isinstance(prompt, str) else prompt), "cache_salt": salt}
         given = {name: value for name, value in options.items() if name != "cache_salt"}
         core = self.construct_class(
             self.process, processor.process_inputs, {**given, "prompt": prompt, "supported_tasks": ("generate",)}

@@ -43,6 +43,10 @@ class Scheduler_0_20(Adapter):
             )
         return resolve(named[which])  # type: ignore[no-any-return]
 
+    def is_async(self, cls: type) -> bool:
+        """Whether a scheduler class is vLLM's asynchronous one, or derived from it."""
+        return issubclass(cls, resolve(_ASYNC))
+
     def build(self, cls: type, options: Mapping[str, Any]) -> Any:
         name = f"{cls.__module__}:{cls.__qualname__}"
         need = Need(name, passes=self.scheduler.passes, options=self.scheduler.options)

@@ -7,11 +7,13 @@ number of layers) is the final state before the last norm. That is the numbering
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from vllm_compat.capture.refusal import Refusal
 from vllm_compat.errors import CaptureError
 from vllm_compat.values import FinishedRequest
 
@@ -56,7 +58,8 @@ def capture_hidden_states(loop: EngineLoop, layers: Iterable[int]) -> HiddenStat
 
     Raises:
         CaptureError: an id out of range, a model whose decoder layers cannot be found, compiled mode, pipeline
-            parallelism, float16 DeepSeek weights (their residual is rescaled inside), or a capture already running.
+            parallelism, float16 DeepSeek weights (their residual is rescaled inside), a worker extension that is not
+            ours, or a capture already running.
     """
     return HiddenStatesCapture(loop, tuple(sorted(set(layers))))
 
@@ -68,6 +71,7 @@ class HiddenStatesCapture:
         self._loop = loop
         self._tracked: set[str] = set()
         self._ready: dict[str, CapturedStates] = {}
+        self._incomplete: dict[str, CaptureError] = {}
         self.layers = layers
         _refuse_unsupported(loop.vllm_config)
         answers = _call(loop, "vllm_compat_capture_start", layers)
@@ -76,6 +80,13 @@ class HiddenStatesCapture:
         loop.observe(self)
 
     def on_add(self, request: Any) -> None:
+        if request.prompt_token_ids is None:
+            raise CaptureError(
+                f"hidden states of request {request.request_id!r}",
+                needed="a prompt of token ids, to which states can be matched",
+                found="a prompt of embeddings only",
+                advice="run it outside of the capture",
+            )
         # The attribute, not the sampling param: the request's params may be shared with the caller.
         request.skip_reading_prefix_cache = True
         self._tracked.add(request.request_id)
@@ -92,7 +103,12 @@ class HiddenStatesCapture:
             return
         # The last generated token is never fed back to the model.
         fed = tokens[:-1] if finished.token_ids else tokens
-        answers = _call(self._loop, "vllm_compat_capture_take", finished.request_id, len(fed))
+        try:
+            answers = _call(self._loop, "vllm_compat_capture_take", finished.request_id, len(fed))
+        except CaptureError as error:
+            # Told to whoever asks for these states; the step that ended the request was a good one.
+            self._incomplete[finished.request_id] = error
+            return
         states = next(answer for answer in answers if answer is not None)
         self._ready[finished.request_id] = CapturedStates(finished.request_id, fed, states, self.layers)
 
@@ -100,9 +116,11 @@ class HiddenStatesCapture:
         """The states of a finished request; hands them over.
 
         Raises:
-            CaptureError: the request is not finished, was aborted, was added before the capture began, or its states
-                were popped already.
+            CaptureError: the request is not finished, was aborted, was added before the capture began, its states are
+                incomplete (it was finished before its prompt was computed), or they were popped already.
         """
+        if request_id in self._incomplete:
+            raise self._incomplete.pop(request_id)
         try:
             return self._ready.pop(request_id)
         except KeyError:
@@ -114,10 +132,15 @@ class HiddenStatesCapture:
             ) from None
 
     def close(self) -> None:
-        """Remove the hooks from the model; states already finished can still be popped."""
+        """Remove the hooks from the model; states already finished can still be popped.
+
+        Does nothing the second time, or when the loop was shut down before.
+        """
+        self._tracked.clear()
         if self in self._loop._observers:
             self._loop.unobserve(self)
-            _call(self._loop, "vllm_compat_capture_stop")
+            if self._loop.executor is not None:
+                _call(self._loop, "vllm_compat_capture_stop")
 
     def __enter__(self) -> HiddenStatesCapture:
         return self
@@ -129,11 +152,23 @@ class HiddenStatesCapture:
 
 
 def _call(loop: EngineLoop, method: str, *args: Any) -> list[Any]:
-    return loop.call_workers(method, *args)
+    answers = loop.call_workers(method, *args)
+    for answer in answers:
+        if isinstance(answer, Refusal):
+            raise answer.error
+    return answers
 
 
 def _refuse_unsupported(vllm_config: Any) -> None:
     parallel = vllm_config.parallel_config
+    module, _, name = parallel.worker_extension_cls.rpartition(".")
+    if not hasattr(getattr(importlib.import_module(module), name), "vllm_compat_capture_start"):
+        raise CaptureError(
+            "hidden states of this loop",
+            needed="workers with vllm_compat.capture.worker.HiddenStatesWorkerExtension",
+            found=f"worker_extension_cls={parallel.worker_extension_cls!r}",
+            advice="derive that class from ours",
+        )
     if parallel.pipeline_parallel_size > 1:
         raise CaptureError(
             "hidden states of a model split over pipeline stages",

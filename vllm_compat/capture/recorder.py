@@ -29,7 +29,10 @@ class Recorder:
     Args:
         runner: vLLM's model runner with its model loaded.
         layers: Boundary ids, ascending.
-        keeps: Whether this rank stores what it sees; the others only keep step.
+        keeps: Whether this rank records; the others only check that it could.
+
+    Raises:
+        CaptureError: see ``capture_hidden_states``; nothing is hooked then.
     """
 
     def __init__(self, runner: Any, layers: tuple[int, ...], keeps: bool) -> None:
@@ -48,20 +51,20 @@ class Recorder:
             "dtype": str(runner.dtype).removeprefix("torch."),
             "runner": type(runner).__module__,
         }
-        self._check(len(modules))
+        self._check(modules)
+        arguments = {boundary: LayerArguments(modules[boundary]) for boundary in layers if boundary < len(modules)}
         if not keeps:
             return
         for boundary in layers:
             if boundary < len(modules):
-                layer = modules[boundary]
-                self._hooks.append(
-                    layer.register_forward_pre_hook(self._before(boundary, LayerArguments(layer)), with_kwargs=True)
-                )
+                hook = self._before(boundary, arguments[boundary])
+                self._hooks.append(modules[boundary].register_forward_pre_hook(hook, with_kwargs=True))
             else:
                 self._hooks.append(modules[-1].register_forward_hook(self._after(boundary)))
         self._handle = wrapt.wrap_function_wrapper(runner, "execute_model", self._execute_model)
 
-    def _check(self, num_layers: int) -> None:
+    def _check(self, modules: Sequence[torch.nn.Module]) -> None:
+        num_layers = len(modules)
         wrong = [layer for layer in self.layers if not 0 <= layer <= num_layers]
         if wrong or not self.layers:
             raise CaptureError(
@@ -70,7 +73,8 @@ class Recorder:
                 found=f"{wrong} out of range" if wrong else "no id at all",
                 advice="count decoder layers done: the output of 0-based layer i is boundary i+1",
             )
-        if self._runner.dtype == torch.float16 and "deepseek" in type(self._runner.get_model()).__name__.lower():
+        # By the layer's class: Kimi-K2.5 has DeepSeek layers inside a wrapper of another name.
+        if self._runner.dtype == torch.float16 and "deepseek" in type(modules[0]).__name__.lower():
             # deepseek_v2.py divides the residual by routed_scaling_factor in float16, against overflow.
             raise CaptureError(
                 "hidden states of a DeepSeek model in float16",
@@ -120,7 +124,7 @@ class Recorder:
             raise CaptureError(
                 f"the rows of a step with {batch.total_num_scheduled_tokens} tokens",
                 needed=f"{total} rows at each of the boundaries {list(self.layers)}",
-                found=f"missing {missing}, short {short}",
+                found=f"{total} rows in the runner's batch; boundaries missing: {missing}, short: {short}",
                 advice="a layer ran on a shard of the tokens or not at all: report model and parallel settings",
             )
         # Padding rows follow the last request. One transfer a step: [rows, L, H].
@@ -141,7 +145,8 @@ class Recorder:
         """
         chunks = self._chunks.pop(request_id, [])
         if len(chunks) == 1 and chunks[0].start == 0 and len(chunks[0].states) == num_tokens:
-            return chunks[0].states
+            # A copy of its own: a view would keep the whole step's batch alive, and take it along to other processes.
+            return chunks[0].states.clone()
         have = torch.zeros(num_tokens, dtype=torch.bool)
         states: torch.Tensor | None = None
         for chunk in chunks:
@@ -159,7 +164,8 @@ class Recorder:
                 f"hidden states of request {request_id!r}",
                 needed=f"states of all {num_tokens} tokens that the model was fed",
                 found=f"{len(gaps)} positions were never computed here (first: {gaps[:1]})",
-                advice="a KV connector or an earlier step brought them from elsewhere: capture from the first step on",
+                advice="capture from the first step on, without a KV connector that brings tokens from elsewhere, and "
+                "let the request end by itself",
             )
         return states
 
