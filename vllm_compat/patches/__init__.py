@@ -6,6 +6,7 @@ unasked.
 
 from __future__ import annotations
 
+import importlib
 import threading
 from typing import Any
 
@@ -26,7 +27,7 @@ def enable(name: str) -> bool:
     """Apply a catalogued patch in this process; idempotent.
 
     Returns:
-        Whether it is applied now: False when this release or platform does not need it.
+        Whether it is applied now: False when this release or platform does not need it, or its target is not installed.
 
     Raises:
         VllmCompatError: there is no such patch.
@@ -36,18 +37,30 @@ def enable(name: str) -> bool:
     if not patch.applies(here.release, here.platform):
         return False
     with _lock:
-        if name not in _handles:
-            _handles[name] = wrapt.wrap_function_wrapper(patch.module, patch.attribute, patch.wrapper)
+        if name in _handles:
+            return True
+        try:
+            importlib.import_module(patch.module)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.split(".")[0] != patch.module.split(".")[0]:
+                raise
+            return False
+        _handles[name] = wrapt.wrap_function_wrapper(patch.module, patch.attribute, patch.wrapper)
     return True
 
 
 def disable(name: str) -> None:
-    """Undo ``enable``: the very objects from before are back. Does nothing when it was not applied."""
+    """Undo ``enable``: the very objects from before are back. Does nothing when it was not applied.
+
+    Raises:
+        VllmCompatError: there is no such patch. wrapt.WrapperNotFoundError, wrapt.WrapperNotOutermostError: somebody
+            else replaced or covered it since; it then still counts as applied.
+    """
     patch = _find(name)
     with _lock:
-        handle = _handles.pop(name, None)
-        if handle is not None:
-            wrapt.unwrap_object(patch.module, patch.attribute, handle)
+        if name in _handles:
+            wrapt.unwrap_object(patch.module, patch.attribute, _handles[name])
+            del _handles[name]  # afterwards: where taking it off fails, it is still on
 
 
 def enabled() -> tuple[str, ...]:
@@ -62,5 +75,6 @@ def _find(name: str) -> Patch:
     raise VllmCompatError(
         f"patch {name!r}",
         needed=f"one of {', '.join(patch.name for patch in CATALOGUE)}",
+        found=repr(name),
         advice="see vllm_compat.patches.CATALOGUE",
     )

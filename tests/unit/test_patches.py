@@ -1,0 +1,288 @@
+"""Patches: applied where they are needed, once, and taken off without a trace. The targets are modules made here."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import wrapt
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+import vllm_compat as vc
+from vllm_compat import patches
+from vllm_compat.patches.llvmlite_proxy import PATCH as LLVMLITE
+
+TARGET = "fake_patch_target"
+
+
+def make_target() -> types.ModuleType:
+    module = types.ModuleType(TARGET)
+
+    def greet(name: str) -> str:
+        return f"hello {name}"
+
+    class Base:
+        def inherited(self) -> str:
+            return "base"
+
+    class Thing(Base):
+        def method(self) -> str:
+            return "thing"
+
+        @classmethod
+        def build(cls) -> str:
+            return cls.__name__
+
+        @staticmethod
+        def loose(x: int) -> int:
+            return x
+
+    vars(module).update(greet=greet, Base=Base, Thing=Thing)
+    return module
+
+
+def loud(wrapped: Any, _: Any, args: Any, kwargs: Any) -> str:
+    return f"{wrapped(*args, **kwargs)}!"
+
+
+def patch(name: str, attribute: str, **window: Any) -> patches.Patch:
+    fields: dict[str, Any] = {
+        "module": TARGET,
+        "wrapper": loud,
+        "since": (0, 30, 0),
+        "until": None,
+        "platform": "",
+        "phase": "worker",
+        "why": "w",
+        "upstream": "u",
+        "remove_when": "r",
+    }
+    return patches.Patch(name=name, attribute=attribute, **{**fields, **window})
+
+
+CATALOGUE = (
+    patch("greet", "greet"),
+    patch("greet-again", "greet"),
+    patch("method", "Thing.method"),
+    patch("inherited", "Thing.inherited"),
+    patch("build", "Thing.build"),
+    patch("loose", "Thing.loose"),
+    patch("old", "greet", until=(0, 32, 0)),
+    patch("cuda", "greet", platform="cuda"),
+    patch("cpu", "greet", platform="cpu"),
+    patch("absent", "x", module="no_such_package_at_all.inner"),
+    patch("typo", "no_such_function"),
+)
+
+
+class Here:
+    """What ``installed()`` answers."""
+
+    def __init__(self, release: tuple[int, ...] | None, platform: str) -> None:
+        self.release, self.platform = release, platform
+
+
+@pytest.fixture
+def target(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    module = make_target()
+    monkeypatch.setitem(sys.modules, TARGET, module)
+    monkeypatch.setattr(patches, "CATALOGUE", CATALOGUE)
+    monkeypatch.setattr(patches, "installed", lambda: Here((0, 32, 0), "cpu"))
+    monkeypatch.setattr(patches, "_handles", {})
+    return module
+
+
+def snapshot(module: types.ModuleType) -> dict[str, Any]:
+    """Every object that a patch could have exchanged, by identity."""
+    state: dict[str, Any] = {"module": dict(vars(module))}
+    for name in ("Base", "Thing"):
+        state[name] = dict(vars(getattr(module, name)))
+    return state
+
+
+def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(
+        a[place].keys() == b[place].keys() and all(a[place][k] is b[place][k] for k in a[place]) for place in a
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "plain"),
+    [
+        ("greet", lambda m: m.greet("you"), "hello you"),
+        ("method", lambda m: m.Thing().method(), "thing"),
+        ("inherited", lambda m: m.Thing().inherited(), "base"),
+        ("build", lambda m: m.Thing.build(), "Thing"),
+        ("loose", lambda m: m.Thing.loose(3), 3),
+    ],
+)
+def test_applied_and_reverted_exactly(target: types.ModuleType, name: str, call: Any, plain: Any) -> None:
+    """The wrapper is around the target, enabling twice wraps once, and disabling brings back the very objects."""
+    before = snapshot(target)
+    assert vc.enable(name)
+    assert vc.enable(name)
+    assert call(target) == f"{plain}!"
+    assert (name,) == vc.enabled()
+    assert target.Base().inherited() == "base"
+
+    vc.disable(name)
+    vc.disable(name)
+
+    assert call(target) == plain
+    assert same(before, snapshot(target))
+    assert () == vc.enabled()
+
+
+@pytest.mark.parametrize(
+    ("release", "platform", "applied"),
+    [
+        ((0, 29, 9), "cpu", set()),
+        ((0, 30, 0), "cpu", {"greet", "old", "cpu"}),
+        ((0, 31, 9), "cuda", {"greet", "old", "cuda"}),
+        ((0, 32, 0), "cpu", {"greet", "cpu"}),
+        ((1, 0, 0), "rocm", {"greet"}),
+        (None, "cpu", {"greet", "cpu"}),
+    ],
+)
+def test_window_and_platform(
+    target: types.ModuleType, monkeypatch: pytest.MonkeyPatch, release: Any, platform: str, applied: set[str]
+) -> None:
+    """``since`` is inside, ``until`` outside; an unknown release counts as the newest."""
+    monkeypatch.setattr(patches, "installed", lambda: Here(release, platform))
+    before = snapshot(target)
+    for name in ("greet", "old", "cuda", "cpu"):
+        assert vc.enable(name) == (name in applied)
+    assert applied == set(vc.enabled())
+    for name in applied:
+        vc.disable(name)
+    assert same(before, snapshot(target))
+
+
+def test_unknown_names(target: types.ModuleType) -> None:
+    """Both calls say which there are."""
+    for call in (vc.enable, vc.disable):
+        with pytest.raises(vc.VllmCompatError, match=r"greet-again") as caught:
+            call("grete")
+        assert caught.value.found == "'grete'"
+
+
+def test_a_target_that_is_not_installed_needs_no_patch(target: types.ModuleType) -> None:
+    """No error from a package that nobody has; but a wrong name in one that is there is one."""
+    assert not vc.enable("absent")
+    with pytest.raises(AttributeError):
+        vc.enable("typo")
+    assert () == vc.enabled()
+
+
+def test_a_broken_target_is_not_an_absent_one(target: types.ModuleType, tmp_path: Any, monkeypatch: Any) -> None:
+    """A package that is there and misses something of its own is the user's to know about."""
+    (tmp_path / "no_such_package_at_all").mkdir()
+    (tmp_path / "no_such_package_at_all" / "__init__.py").write_text("import something_it_needs\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="something_it_needs"):
+        vc.enable("absent")
+
+
+def test_what_cannot_be_taken_off_still_counts(target: types.ModuleType) -> None:
+    """Somebody covered our wrapper: disable fails loudly, and works once that is gone."""
+    vc.enable("greet")
+    ours = target.greet
+    target.greet = lambda name: f"{ours(name)}?"
+    with pytest.raises((wrapt.WrapperNotFoundError, wrapt.WrapperNotOutermostError)):
+        vc.disable("greet")
+    assert ("greet",) == vc.enabled()
+    target.greet = ours
+    vc.disable("greet")
+    assert target.greet("x") == "hello x"
+
+
+def test_many_threads_wrap_once(target: types.ModuleType) -> None:
+    """Workers' threads may all ask for the same patch."""
+    threads = [threading.Thread(target=vc.enable, args=("greet",)) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert target.greet("x") == "hello x!"
+
+
+class PatchMachine(RuleBasedStateMachine):
+    """enable and disable in any order, two patches on one function among them."""
+
+    target: types.ModuleType
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = snapshot(self.target)
+        self.on: set[str] = set()
+
+    @rule(name=st.sampled_from(["greet", "greet-again", "method", "inherited", "build"]))
+    def enable(self, name: str) -> None:
+        assert vc.enable(name)
+        self.on.add(name)
+
+    @rule(name=st.sampled_from(["greet", "greet-again", "method", "inherited", "build"]))
+    def disable(self, name: str) -> None:
+        vc.disable(name)
+        self.on.discard(name)
+
+    @invariant()
+    def exactly_those_are_on(self) -> None:
+        assert self.on == set(vc.enabled())
+        assert self.target.greet("x") == "hello x" + "!" * len(self.on & {"greet", "greet-again"})
+        assert self.target.Thing().method() == "thing" + "!" * ("method" in self.on)
+        assert self.target.Thing().inherited() == "base" + "!" * ("inherited" in self.on)
+        assert self.target.Thing.build() == "Thing" + "!" * ("build" in self.on)
+        assert self.target.Base().inherited() == "base"
+
+    def teardown(self) -> None:
+        for name in self.on:
+            vc.disable(name)
+        assert same(self.before, snapshot(self.target))
+
+
+def test_any_order_of_enable_and_disable(target: types.ModuleType) -> None:
+    """Exactly the enabled ones work, and nothing is left when all are off."""
+    PatchMachine.target = target
+    run_state_machine_as_test(PatchMachine, settings=settings(max_examples=60, deadline=None))
+
+
+def test_the_catalogue_is_complete() -> None:
+    """Each patch says why, where to read about it, and when it can go; names are unique."""
+    names = [p.name for p in patches.CATALOGUE]
+    assert len(set(names)) == len(names)
+    for p in patches.CATALOGUE:
+        assert p.why
+        assert p.remove_when
+        assert re.match(r"https://\S+$", p.upstream)
+        assert p.until is None or p.since < p.until
+
+
+class Library:
+    """llvmlite's proxy in small: it answers every name."""
+
+    def __getattr__(self, name: str) -> str:
+        return f"function {name}"
+
+
+def test_llvmlites_proxy_refuses_dunder_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Python looks up to learn what an object is, is not there; C functions still are."""
+    module = types.ModuleType("fake_llvmlite")
+    module.Library = Library  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fake_llvmlite", module)
+    wrapped = wrapt.wrap_function_wrapper(module, "Library.__getattr__", LLVMLITE.wrapper)
+    try:
+        library = Library()
+        assert library.LLVMPY_Create == "function LLVMPY_Create"
+        assert library._private == "function _private"
+        assert not hasattr(library, "__len__")
+        assert not hasattr(library, "__wrapped__")
+    finally:
+        wrapt.unwrap_object(module, "Library.__getattr__", wrapped)
