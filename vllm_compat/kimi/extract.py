@@ -24,6 +24,9 @@ from .store import Store, StoreWriter
 from .target import TargetHead
 from .target_engine import open_target
 
+#: A cached token leaves no hidden state, and compiled code calls no hooks.
+ENGINE_ARGS: dict[str, Any] = {"enable_prefix_caching": False, "enforce_eager": True}
+
 
 def extract_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
     """Fill <run>/extract/{train,heldout}; rows that a store has already are not computed again.
@@ -41,7 +44,7 @@ def extract_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
         cfg.target,
         max_num_seqs=cfg.extract.max_num_seqs,
         max_num_batched_tokens=cfg.extract.max_num_batched_tokens,
-        enable_prefix_caching=False,
+        **ENGINE_ARGS,
     ) as loop:
         # Whatever is compiled or allocated on first use is not part of any rate.
         check = None
@@ -145,7 +148,10 @@ def _extract(
                 states = capture.pop(done.request_id)
                 if states.token_ids != tuple(row.input_ids):
                     raise DataError(
-                        f"row {row.row_id}", needed="the tokens that were sent", found="states of other tokens"
+                        f"row {row.row_id}",
+                        needed="the tokens that were sent",
+                        found="states of other tokens",
+                        advice="report it with `vllm-compat doctor`: nothing of this row was stored",
                     )
                 store.add(
                     Sample(

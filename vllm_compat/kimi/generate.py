@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, cast
@@ -55,8 +56,14 @@ def answer_params(cfg: Config, prompt: Sequence[int], end: int) -> Any:
         "detokenize": False,
     }
     if cfg.prepare.temperature > 0:
-        options["seed"] = hash((cfg.seed, *prompt)) & 0x7FFFFFFF
+        options["seed"] = answer_seed(cfg.seed, prompt)
     return make_sampling_params(**options)
+
+
+def answer_seed(seed: int, prompt: Sequence[int]) -> int:
+    """A seed from 0 to 2**31 - 1 for one prompt, the same in every process and every Python (``hash`` is not)."""
+    digest = hashlib.blake2b(",".join(map(str, (seed, *prompt))).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") & 0x7FFFFFFF
 
 
 def greedy(loop: EngineLoop, prompts: Sequence[Sequence[int]], params: Any, progress: Progress, what: str) -> list[Any]:

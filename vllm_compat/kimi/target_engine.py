@@ -20,7 +20,33 @@ def open_target(
     num_draft_tokens: int = 0,
     **engine_args: Any,
 ) -> EngineLoop:
-    """An EngineLoop of the target; close it with ``with`` or ``shutdown``.
+    """An EngineLoop of the target; close it with ``with`` or ``shutdown``. Arguments: see ``engine_arguments``."""
+    # The loop itself is in this process; on CPU vLLM would otherwise put even a single worker into another one, and
+    # every hidden state through a pipe. It is read when the config is made.
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    # Kimi-K2.5 on a CPU does not start without it (patches/llvmlite_proxy.py); elsewhere this does nothing.
+    enable("llvmlite-proxy")
+    arguments = engine_arguments(
+        target,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        draft=draft,
+        num_draft_tokens=num_draft_tokens,
+        **engine_args,
+    )
+    return EngineLoop(make_vllm_config(**arguments))
+
+
+def engine_arguments(
+    target: TargetConfig,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int | None = None,
+    draft: Path | None = None,
+    num_draft_tokens: int = 0,
+    **engine_args: Any,
+) -> dict[str, Any]:
+    """EngineArgs of the target, by name.
 
     Args:
         target: The target; its ``engine_args`` win over everything else here.
@@ -30,11 +56,6 @@ def open_target(
         num_draft_tokens: Drafts per step, with ``draft``.
         engine_args: Further EngineArgs of the stage.
     """
-    # The loop itself is in this process; on CPU vLLM would otherwise put even a single worker into another one, and
-    # every hidden state through a pipe. It is read when the config is made.
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    # Kimi-K2.5 on a CPU does not start without it (patches/llvmlite_proxy.py); elsewhere this does nothing.
-    enable("llvmlite-proxy")
     arguments: dict[str, Any] = {
         "model": target.model,
         "tokenizer": target.tokenizer,
@@ -54,6 +75,7 @@ def open_target(
             "method": "eagle3",
             "model": str(draft),
             "num_speculative_tokens": num_draft_tokens,
-            "draft_tensor_parallel_size": 1,
+            # No draft_tensor_parallel_size: unset, vLLM shards the head as the target, which is what its eagle3 drafter
+            # does in any case (it never reads the draft's own ParallelConfig), and checks the head for that size.
         }
-    return EngineLoop(make_vllm_config(**{**arguments, **target.engine_args}))
+    return {**arguments, **target.engine_args}
