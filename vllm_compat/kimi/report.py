@@ -34,7 +34,7 @@ _KEY_NUMBERS = (
     ("evaluate", "acceptance_length", "acceptance length", "tokens / target step",
      "tokens emitted per step of the target, its own (bonus) token included; 1 would be no gain"),
     ("evaluate", "untrained_acceptance_length", "… of an untrained head", "tokens / target step",
-     "same shape, random weights"),
+     "the same head before its first training step"),
     ("evaluate", "estimated_acceptance_length", "… estimated offline", "tokens / target step",
      "greedy chains on the held-out rows' stored states, without an engine"),
     ("evaluate", "token_identical", "output as without the head", "", "greedy answers, token by token"),
