@@ -21,7 +21,8 @@ __all__ = ["BlockHasher", "ensure_none_hash", "make_block_hasher"]
 BlockHasher = Callable[[Any], list[bytes]]
 
 _lock = threading.Lock()
-_initialised_with: str | None = None
+#: Name of the function, and the NONE_HASH that it gave; vLLM may put another one in its place later.
+_initialised: tuple[str, bytes] | None = None
 
 
 def ensure_none_hash(hash_algo: str = "sha256") -> None:
@@ -37,21 +38,23 @@ def ensure_none_hash(hash_algo: str = "sha256") -> None:
         HashFunctionMismatch: NONE_HASH already belongs to another function; hashes made with it would not match.
         ValueError: vLLM does not know the function.
     """
-    global _initialised_with
+    global _initialised
     hashing = adapter("block_hashing")
     with _lock:
         function = hashing.hash_function(hash_algo)
         if hashing.none_hash() is None:
             hashing.init_none_hash(function)
-            _initialised_with = hash_algo
+            _initialised = hash_algo, hashing.none_hash()
             return
         if hashing.made_by(function):
-            _initialised_with = _initialised_with or hash_algo
             return
+        by = "another function, by vLLM itself"
+        if _initialised is not None and _initialised[1] == hashing.none_hash():
+            by = _initialised[0]
         raise HashFunctionMismatch(
             f"block hashes with {hash_algo}",
             needed=f"a process whose NONE_HASH was initialised with {hash_algo}",
-            found=f"NONE_HASH was initialised with {_initialised_with or 'another function, by vLLM itself'}",
+            found=f"NONE_HASH was initialised with {by}",
             advice="use one prefix_caching_hash_algo per process, or start a new process",
         )
 

@@ -62,7 +62,7 @@ def reference(cases: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
     return dict(zip(cases, run_script("llm_reference.py", str(path))["results"], strict=True))
 
 
-def _run(case: dict[str, Any], **options: Any) -> list[vc.FinishedRequest]:
+def _run(case: dict[str, Any], **arguments: Any) -> list[vc.FinishedRequest]:
     from vllm.sampling_params import StructuredOutputsParams
 
     params = []
@@ -70,7 +70,7 @@ def _run(case: dict[str, Any], **options: Any) -> list[vc.FinishedRequest]:
         if "structured_outputs" in options:
             options["structured_outputs"] = StructuredOutputsParams(**options["structured_outputs"])
         params.append(vc.make_sampling_params(**options))
-    with vc.EngineLoop(vc.make_vllm_config(**case["engine"]), **options) as loop:
+    with vc.EngineLoop(vc.make_vllm_config(**case["engine"]), **arguments) as loop:
         for _ in range(case["repeat"]):
             finished = list(loop.generate(case["prompts"], params))
     return finished

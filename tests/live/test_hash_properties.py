@@ -143,6 +143,42 @@ def test_vllms_own_initialisation_is_accepted_or_named() -> None:
     assert "by vLLM itself" in said
 
 
+def test_a_later_initialisation_by_vllm_is_not_called_ours() -> None:
+    """An engine that replaces NONE_HASH with another function's is named as what it is."""
+    said = _in_process(
+        """
+        import vllm_compat as vc
+        from vllm.utils.hashing import sha256_cbor
+        from vllm.v1.core import kv_cache_utils
+        vc.ensure_none_hash("sha256")
+        kv_cache_utils.init_none_hash(sha256_cbor)
+        try:
+            vc.ensure_none_hash("sha256")
+        except vc.HashFunctionMismatch as error:
+            print(error.found)
+        """
+    )
+    assert "by vLLM itself" in said
+
+
+def test_random_seeds_are_recognised() -> None:
+    """xxhash starts from random bytes (vLLM 0.29 on): a second call is a no-op all the same."""
+    said = _in_process(
+        """
+        import os
+        os.environ.pop("PYTHONHASHSEED", None)
+        import vllm_compat as vc
+        from vllm.v1.core import kv_cache_utils
+        vc.ensure_none_hash("xxhash")
+        value = kv_cache_utils.NONE_HASH
+        vc.ensure_none_hash("xxhash")
+        assert kv_cache_utils.NONE_HASH == value
+        print("same")
+        """
+    )
+    assert said == "same"
+
+
 def test_unknown_function_is_vllms_own_error() -> None:
     """vLLM's ValueError names what it knows."""
     with pytest.raises(ValueError, match="md5"):
