@@ -229,14 +229,15 @@ def test_kimi_k25_states_are_those_of_its_language_model(tmp_path: Path, tiny_ki
         torch.testing.assert_close(a.hidden_states, b.hidden_states, rtol=0, atol=1e-4)
 
 
-def test_the_self_check_stops_a_wrong_final_state(tiny_kimi: str, run_dir: Path) -> None:
+@pytest.mark.parametrize("engine_dtype", ["float32", "bfloat16"])
+def test_the_self_check_stops_a_wrong_final_state(engine_dtype: str, tiny_kimi: str, run_dir: Path) -> None:
     """A state one layer early is refused with the numbers (the classic "N - 1 is the last layer")."""
     from vllm_compat.kimi.selfcheck import self_check
     from vllm_compat.kimi.target import TargetHead
 
     rows = [row for row, _ in zip(read_rows(run_dir / "prepare" / "train.parquet"), range(8), strict=False)]
     head = TargetHead.load(tiny_kimi).to("cpu", torch.float32)
-    with open_loop(tiny_kimi) as loop:
+    with open_loop(tiny_kimi, engine_dtype) as loop:
         for dtype in (torch.float32, torch.bfloat16):
             assert self_check(loop, rows, head, (2, 8), dtype).ok
             with pytest.raises(vc.SelfCheckFailed, match=r"mean \|Δ log p\|"):
