@@ -2,7 +2,7 @@
 
 nox -s kimi     the whole pipeline on the tiny target, from conversations to a served head
 nox -s tests    all tests: without vLLM, then on real vLLM
-nox -s lint     ruff, mypy, import-linter
+nox -s lint     ruff, mypy, import-linter, stale documents
 """
 
 from __future__ import annotations
@@ -102,12 +102,13 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def lint(session: nox.Session) -> None:
-    """Ruff (lint and format), mypy --strict, import-linter."""
+    """Ruff (lint and format), mypy --strict, import-linter, rendered documents."""
     session.install("-e", ".[cli,lint]", "-c", str(Path("matrix", "constraints", "lint.txt")))
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
     session.run("lint-imports")
+    session.run("python", "matrix/render.py", "--check")
 
 
 @nox.session(python=PYTHON)

