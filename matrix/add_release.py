@@ -10,13 +10,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tomllib
 from pathlib import Path
 
 from api_record import diff, store, targets
 from api_record.record import record_surfaces
 from api_record.tree import Tree
 from api_record.wheel import NoSuchWheel, Wheel, open_wheel
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 RELEASES = Path(__file__).parents[1] / "vllm_compat" / "releases.toml"
 

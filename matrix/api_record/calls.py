@@ -126,12 +126,20 @@ def _copy(node: ast.expr) -> ast.expr:
     return ast.parse(ast.unparse(node), mode="eval").body
 
 
+_BUILTIN = {
+    "List": "list",
+    "Dict": "dict",
+    "Tuple": "tuple",
+    "Set": "set",
+    "Type": "type",
+    "FrozenSet": "frozenset",
+}
+
+
 class _Spelling(ast.NodeTransformer):
     """vLLM went from ``typing.Optional`` to ``| None`` in 0.11.1; that is no change of the API."""
 
-    _BUILTIN = {"List": "list", "Dict": "dict", "Tuple": "tuple", "Set": "set", "Type": "type", "FrozenSet": "frozenset"}
-
-    def visit_Constant(self, node: ast.Constant) -> ast.expr:  # noqa: N802 (ast's own naming)
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
         if not isinstance(node.value, str):
             return node
         try:
@@ -140,19 +148,20 @@ class _Spelling(ast.NodeTransformer):
             return node
         return inner
 
-    def visit_Name(self, node: ast.Name) -> ast.expr:  # noqa: N802
-        return ast.Name(self._BUILTIN.get(node.id, node.id))
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Name(_BUILTIN.get(node.id, node.id))
 
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:  # noqa: N802
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         if isinstance(node.value, ast.Name) and node.value.id in ("typing", "t"):
             return self.visit_Name(ast.Name(node.attr))
         return node
 
-    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:  # noqa: N802
-        value, inner = self.visit(node.value), self.visit(node.slice)
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        value = self.visit(node.value)
         name = value.id if isinstance(value, ast.Name) else ""
-        if name == "Literal":
-            return node  # its strings are values
+        if name == "Literal":  # its strings are values
+            return ast.Subscript(value, node.slice, ast.Load())
+        inner = self.visit(node.slice)
         if name == "Optional":
             return ast.BinOp(inner, ast.BitOr(), ast.Constant(None))
         if name == "Union" and isinstance(inner, ast.Tuple):

@@ -138,7 +138,7 @@ def fields(tree: Tree, symbol: Symbol) -> dict[str, Field]:
 
 
 def _own_fields(tree: Tree, symbol: Symbol, *, kw_only: bool, total: bool = True) -> dict[str, Field]:
-    typed_dict = "typed_dict" == kind(tree, symbol)
+    typed_dict = kind(tree, symbol) == "typed_dict"
     found: dict[str, Field] = {}
     for node in class_node(symbol).body:
         if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):

@@ -93,8 +93,8 @@ def calls(old: Call, new: Call, *, overridden: bool = False) -> Iterator[tuple[b
     Args:
         old: The call before.
         new: The call after.
-        overridden: It is a method that subclasses override: whatever vLLM may now pass to it, an override that does not
-            take it breaks, so an added parameter is hard as well.
+        overridden: It is a method that subclasses override: an override that does not take what vLLM may now pass, or
+            returns what it used to return, breaks, so these are hard as well.
     """
     before = {parameter.name: parameter for parameter in old.parameters}
     after = {parameter.name: parameter for parameter in new.parameters}
@@ -122,7 +122,8 @@ def calls(old: Call, new: Call, *, overridden: bool = False) -> Iterator[tuple[b
     if old.words != new.words:
         yield True, f"{' '.join(old.words) or 'plain'} -> {' '.join(new.words) or 'plain'}"
     if old.returns != new.returns:
-        yield _arity(old.returns) != _arity(new.returns), f"returns {old.returns or '?'} -> {new.returns or '?'}"
+        other = _arity(old.returns) != _arity(new.returns) or (overridden and bool(old.returns and new.returns))
+        yield other, f"returns {old.returns or '?'} -> {new.returns or '?'}"
 
 
 def _arity(annotation: str) -> int:

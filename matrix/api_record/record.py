@@ -40,7 +40,8 @@ def _find(tree: Tree, target: Target) -> tuple[Symbol | None, list[str]]:
 def record(tree: Tree, target: Target, recorded: Mapping[str, bool] | None = None) -> Record | None:
     """The record of one target.
 
-    ``module`` is where it is defined, ``also`` the other candidate modules that it can be imported from. What a class
+    ``module`` is where it is defined, ``also`` the other candidate modules that it can be imported from, ``name`` its
+    name there where that is not the key. What a class
     inherits from one that is in ``recorded`` (full name -> whether plugins subclass it) is not repeated.
     """
     symbol, modules = _find(tree, target)
@@ -51,8 +52,10 @@ def record(tree: Tree, target: Target, recorded: Mapping[str, bool] | None = Non
     also = [name for name in modules if name != module]
     if also:
         result["also"] = also
+    if target.key != target.name:
+        result["name"] = target.name
     if symbol.name != target.name:
-        result["name"] = symbol.name
+        result["alias_of"] = symbol.name
     if isinstance(symbol.node, ast.ClassDef):
         result.update(_class(tree, symbol, recorded or {}, subclassed=target.subclassed))
     elif isinstance(symbol.node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -75,7 +78,8 @@ def _class(tree: Tree, symbol: Symbol, recorded: Mapping[str, bool], *, subclass
         result["members"] = classes.members(symbol)
         return result
     call = classes.constructor(tree, symbol)
-    result["call"] = str(call)
+    if what != "protocol":  # nobody calls one
+        result["call"] = str(call)
     if subclassed:
         result["subclassed"] = True
     if what in ("dataclass", "pydantic_dataclass"):
@@ -149,7 +153,8 @@ def _attributes(symbol: Symbol) -> set[str]:
             targets = [statement.target]
         names |= {target.id for target in targets if isinstance(target, ast.Name)}
     for inner in ast.walk(node):
-        if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
-            if isinstance(inner.value, ast.Name) and inner.value.id == "self":
-                names.add(inner.attr)
+        if not (isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store)):
+            continue
+        if isinstance(inner.value, ast.Name) and inner.value.id == "self":
+            names.add(inner.attr)
     return names

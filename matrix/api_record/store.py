@@ -6,7 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ class RecordedApi:
 
     release: str
     wheel: Record
-    surfaces: dict[str, dict[str, Record | None]]
+    surfaces: dict[str, dict[str, Record | None]] = field(repr=False)
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -61,7 +61,7 @@ class RecordedApi:
             for key, record in records.items():
                 if record is not None:
                     for module in (record["module"], *record.get("also", ())):
-                        found[f"{module}:{key.removesuffix('V2')}"] = record
+                        found[f"{module}:{record.get('name', key)}"] = record
         return found
 
     def symbol(self, full_name: str) -> Record | None:

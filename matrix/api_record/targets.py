@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 TARGETS = Path(__file__).parents[1] / "api" / "targets.toml"
 
@@ -30,9 +35,7 @@ class Target:
         """``"vllm.utils.hashing | vllm.utils : sha256"``, with `` as KEY`` behind it when the name is not unique."""
         modules, _, name = text.partition(":")
         name, _, key = name.partition(" as ")
-        return cls(
-            name.strip(), tuple(part.strip() for part in modules.split("|")), (key or name).strip(), subclassed
-        )
+        return cls(name.strip(), tuple(part.strip() for part in modules.split("|")), (key or name).strip(), subclassed)
 
 
 def load(path: Path = TARGETS) -> dict[str, list[Target]]:

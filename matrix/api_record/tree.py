@@ -162,8 +162,8 @@ def _alias(node: Definition, name: str) -> ast.expr | None:
 def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """The statements that run when a body runs, those inside ``if``, ``try`` and ``with`` included.
 
-    What an ``if`` or a ``try`` comes to first is yielded last, so that it wins. Imports for the type checker are no part
-    of what can be imported.
+    What an ``if`` or a ``try`` comes to first is yielded last, so that it wins. Imports for the type checker are left
+    out: nobody can import them.
     """
     for node in body:
         if isinstance(node, ast.If):

@@ -7,6 +7,7 @@ nothing of the wheel is executed.
 
 from __future__ import annotations
 
+import importlib
 import json
 import struct
 import subprocess
@@ -108,16 +109,16 @@ def open_wheel(distribution: str, version: str) -> Iterator[Wheel]:
     """
     said = _locate(f"{distribution}=={version}")
     try:
-        from pip._internal.commands import create_command
-        from pip._internal.network.lazy_wheel import LazyZipOverHTTP
+        commands: Any = importlib.import_module("pip._internal.commands")
+        lazy_wheel: Any = importlib.import_module("pip._internal.network.lazy_wheel")
     except ImportError as error:
         msg = f"reading a part of a wheel needs pip in this Python ({sys.executable}): {error}"
         raise NoSuchWheel(msg) from error
-    command: Any = create_command("download")
+    command = commands.create_command("download")
     options, _ = command.parse_args([])
     url = said["download_info"]["url"]
     with command.main_context():
-        archive = LazyZipOverHTTP(url, command.get_default_session(options), chunk_size=1 << 18)
+        archive = lazy_wheel.LazyZipOverHTTP(url, command.get_default_session(options), chunk_size=1 << 18)
         with archive:
             yield Wheel(
                 distribution,

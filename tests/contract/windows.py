@@ -1,0 +1,63 @@
+"""Which releases an adapter serves, and what its needs meet in a recorded release."""
+
+from __future__ import annotations
+
+import functools
+
+from api_record import store
+from api_record.store import RecordedApi
+
+from vllm_compat.adapters.base import Adapter, Need
+from vllm_compat.adapters.select import SURFACES, adapters_of
+from vllm_compat.adapters.signature import Parameter, Signature
+
+Numbers = tuple[int, ...]
+
+
+@functools.cache
+def recorded() -> tuple[RecordedApi, ...]:
+    """Every recorded release, oldest first."""
+    return tuple(store.all_recorded())
+
+
+def numbers(release: str) -> Numbers:
+    return tuple(map(int, release.split(".")))
+
+
+def window(adapter: type[Adapter]) -> list[RecordedApi]:
+    """The recorded releases that name this adapter: from its ``since`` until the next newer adapter's."""
+    newer = [other.since for other in adapters_of(adapter.surface) if other.since > adapter.since]
+    return [api for api in recorded() if adapter.since <= api.numbers and all(api.numbers < since for since in newer)]
+
+
+def all_adapters() -> list[type[Adapter]]:
+    return [adapter for surface in SURFACES for adapter in adapters_of(surface)]
+
+
+def releases_before_every_adapter() -> dict[str, list[str]]:
+    """Surface -> recorded releases that are older than its oldest adapter."""
+    return {
+        surface: [api.release for api in recorded() if api.numbers < min(a.since for a in adapters_of(surface))]
+        for surface in SURFACES
+    }
+
+
+def signature(api: RecordedApi, need: Need) -> Signature | None:
+    """The recorded signature of what ``need`` names; None when the release does not have it."""
+    call = api.call(need.symbol)
+    if call is None:
+        return None
+    parameters = tuple(Parameter(p.name, p.required, p.kind) for p in call.parameters)
+    return Signature(need.symbol, parameters, accepts_var_keyword=call.var_keyword)
+
+
+def misfit(api: RecordedApi, need: Need) -> str:
+    """Why a recorded release does not have what ``need`` calls; "" when it does."""
+    found = signature(api, need)
+    return f"{need.symbol} is not there" if found is None else need.misfit(found)
+
+
+def promised(release: str, life: str) -> bool:
+    """Whether a release lies in "0.22.0-0.30.0", in "0.28.0" (and newer), or in "" (all)."""
+    first, _, last = life.partition("-")
+    return (not first or numbers(first) <= numbers(release)) and (not last or numbers(release) <= numbers(last))

@@ -1,0 +1,85 @@
+"""The recorded API is what the installed vLLM really has."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_compat import installed
+from vllm_compat.adapters.base import Need, resolve
+from vllm_compat.adapters.select import SURFACES, adapters_of
+from vllm_compat.adapters.signature import signature_of
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "matrix"))
+
+from api_record import store
+from api_record.calls import Call, parse
+from api_record.store import RecordedApi
+
+NEEDS = {need.symbol: need for surface in SURFACES for adapter in adapters_of(surface) for need in adapter.needs}
+#: NONE_HASH is a bare annotation until init_none_hash has run; Ray is not installed with the CPU build.
+NOT_HERE = {"NONE_HASH", "RayExecutorV2"}
+#: What is recorded of a class whose constructor is that of a base outside vLLM.
+ANYTHING = Call(var_positional=True, var_keyword=True)
+CLASS_WORDS = ("classmethod", "staticmethod")
+
+
+@pytest.fixture(scope="module")
+def api() -> RecordedApi:
+    """The recording of the installed release."""
+    release = installed().release
+    assert release is not None
+    return store.load(".".join(map(str, release)))
+
+
+def view(parameters: Any) -> list[tuple[str, bool, str]]:
+    return [(p.name, p.required, p.kind) for p in parameters]
+
+
+@pytest.mark.parametrize("need", NEEDS.values(), ids=NEEDS)
+def test_what_adapters_need_is_recorded_as_it_is(api: RecordedApi, need: Need) -> None:
+    """Name, order, required or not, how it can be passed, ``**kwargs``: the recording and Python agree.
+
+    This is what lets the contract tests speak for releases that are not installed.
+    """
+    recorded = api.call(need.symbol)
+    try:
+        live = need.live()
+    except (ImportError, AttributeError):
+        assert recorded is None, f"{need.symbol} is recorded, but not there"
+        return
+    assert recorded is not None, f"{need.symbol} is there, but not recorded: add it to matrix/api/targets.toml"
+    assert view(live.parameters) == view(recorded.parameters)
+    assert live.accepts_var_keyword is recorded.var_keyword
+
+
+def test_every_recorded_symbol_is_there(api: RecordedApi) -> None:
+    """Each can be imported from every module that is recorded for it, and takes what is recorded, methods too."""
+    wrong, seen = [], 0
+    for records in api.surfaces.values():
+        for key, record in records.items():
+            if record is None or key in NOT_HERE:
+                continue
+            for module in (record["module"], *record.get("also", ())):
+                symbol = f"{module}:{record.get('name', key)}"
+                value = resolve(symbol)
+                if record["kind"] == "typed_dict":
+                    continue  # Python does not say what keys a dict takes
+                calls = {symbol: (value, parse(record["call"]))} if "call" in record else {}
+                for name, text in record.get("methods", {}).items():
+                    calls[f"{symbol}.{name}"] = (getattr(value, name), parse(text))
+                for name, (target, recorded) in calls.items():
+                    if "property" in recorded.words or recorded == ANYTHING:
+                        continue
+                    live = signature_of(target, bound=name != symbol and not {*CLASS_WORDS} & {*recorded.words})
+                    seen += 1
+                    if (view(live.parameters), live.accepts_var_keyword) != (
+                        view(recorded.parameters),
+                        recorded.var_keyword,
+                    ):
+                        wrong.append(f"{name} takes {live.names}, recorded is {recorded}")
+    assert not wrong, "\n".join(wrong)
+    assert seen > 1000
