@@ -110,8 +110,7 @@ class EngineLoop:
                 scheduler_cls=scheduler_cls,
                 log_stats=log_stats,
             )
-            if getattr(self.scheduler, "connector", None) is not None:
-                self.executor.init_kv_output_aggregator(self.scheduler.connector)
+            adapter("executor").connect(self.executor, self.scheduler)
             hashing = vllm_config.cache_config.enable_prefix_caching or vllm_config.kv_transfer_config is not None
             #: Hasher for requests of this loop; None where nothing reads hashes.
             self.block_hasher = make_block_hasher(vllm_config, self.kv_cache_config) if hashing else None

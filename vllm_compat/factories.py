@@ -203,12 +203,12 @@ def make_kv_cache_specs(vllm_config: Any, executor: Any = None) -> list[dict[str
         raise UnsupportedField(
             symbol="make_kv_cache_specs(executor=None)",
             needed="a model whose layers all have full attention, or its loaded executor",
-            found=f"{model.hf_config.model_type}, which mixes kinds of layers",
+            found=f"{model.hf_config.model_type}, which has layers of another kind",
             advice="pass executor=make_executor(vllm_config), or the specs themselves to make_kv_cache_config",
         )
     parallel = vllm_config.parallel_config
     world = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
-    return [adapter("kv_cache").specs_from_model(vllm_config) for _ in range(world)]
+    return [adapter("kv_cache").specs_from_model(vllm_config, rank) for rank in range(world)]
 
 
 def make_kv_cache_config(
@@ -334,6 +334,7 @@ def initialize_kv_cache(
     """
     executors = adapter("executor")
     specs = executors.kv_cache_specs(executor)
+    adapter("kv_cache").respect_non_causal(vllm_config, specs)  # before memory is measured
     executors.prepare_memory(executor, vllm_config, specs)
     memory: int | list[int] | None = available_memory
     if num_blocks is None and available_memory is None:

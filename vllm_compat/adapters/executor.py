@@ -36,6 +36,9 @@ class Executor_0_29(Adapter):
         Need(f"{_EXECUTOR}.determine_available_memory", bound=True),
         Need(f"{_EXECUTOR}.initialize_from_config", passes=("kv_cache_configs",), bound=True),
         Need(f"{_EXECUTOR}.compile_or_warm_up_model", bound=True),
+        Need(f"{_EXECUTOR}.init_kv_output_aggregator", passes=("connector",), bound=True),
+        Need(f"{_EXECUTOR}.init_ec_output_aggregator", bound=True),
+        Need(f"{_EXECUTOR}.get_kv_connector_handshake_metadata", bound=True),
         Need(
             f"{_EXECUTOR}.collective_rpc",
             passes=("method",),
@@ -98,6 +101,22 @@ class Executor_0_29(Adapter):
     def initialize(self, executor: Any, kv_cache_configs: Sequence[Any]) -> None:
         executor.initialize_from_config(list(kv_cache_configs))
         executor.compile_or_warm_up_model()
+
+    def connect(self, executor: Any, scheduler: Any) -> None:
+        """Make the scheduler's KV and encoder-cache connectors known to the workers, and theirs to it.
+
+        As EngineCore.__init__ does after it made the scheduler; without connectors nothing happens.
+        """
+        connector = getattr(scheduler, "connector", None)
+        if connector is not None:
+            executor.init_kv_output_aggregator(connector)
+        if getattr(scheduler, "ec_connector", None) is not None:
+            executor.init_ec_output_aggregator()
+        if connector is not None and (workers := executor.get_kv_connector_handshake_metadata()):
+            # (pp rank, tp rank) -> what a peer needs to reach that worker.
+            connector.set_xfer_handshake_metadata_pp_aware(
+                {rank: metadata for worker in workers for rank, metadata in (worker or {}).items()}
+            )
 
     def release(self) -> None:
         """Tear down the process groups that an in-process executor leaves behind, as EngineCore.shutdown does."""

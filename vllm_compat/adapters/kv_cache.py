@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -55,6 +56,12 @@ class KVCache_0_32(Adapter):
     def build_spec(self, kind: str, options: Mapping[str, Any]) -> Any:
         return self.construct(Need(f"{_SPECS}:{SPEC_CLASSES[kind]}"), options)
 
+    def respect_non_causal(self, vllm_config: Any, specs: Sequence[Mapping[str, Any]]) -> None:
+        """Turn chunked prefill and prefix caching off for a model with non-causal layers, which both would corrupt."""
+        if any(getattr(spec, "non_causal", False) for worker in specs for spec in worker.values()):
+            vllm_config.scheduler_config.enable_chunked_prefill = False
+            vllm_config.cache_config.enable_prefix_caching = False
+
     def plan(
         self, vllm_config: Any, specs: Sequence[Mapping[str, Any]], available_memory: Sequence[int]
     ) -> tuple[list[Any], Any]:
@@ -63,6 +70,7 @@ class KVCache_0_32(Adapter):
         The order is that of ``EngineCore._initialize_kv_caches``. ``available_memory`` is in bytes per worker.
         """
         self.construct(self.register, {"vllm_config": vllm_config})
+        self.respect_non_causal(vllm_config, specs)
         if vllm_config.cache_config.kv_cache_layout is None:
             # No worker has been asked (a scheduler without an executor): vLLM's order of preference, as where no
             # backend declares one.
@@ -104,9 +112,13 @@ class KVCache_0_32(Adapter):
             config.cache_hit_alignment_tokens = hit_alignment
         return configs, scheduler_config
 
-    def specs_from_model(self, vllm_config: Any) -> dict[str, Any]:
-        """Specs of one worker from the model's configuration alone, for models whose layers are all alike."""
-        model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    def specs_from_model(self, vllm_config: Any, rank: int) -> dict[str, Any]:
+        """Specs of the worker ``rank`` from the model's configuration alone, for models whose layers are all alike.
+
+        The names of the layers are ours: a scheduler only counts them, workers have their own.
+        """
+        model, parallel = vllm_config.model_config, copy.copy(vllm_config.parallel_config)
+        parallel.rank = rank  # pipeline stages hold different layers
         block_size = vllm_config.cache_config.block_size
         dtype = self.construct(
             self.cache_dtype, {"kv_cache_dtype": vllm_config.cache_config.cache_dtype, "model_config": model}

@@ -49,8 +49,8 @@ def capture_hidden_states(loop: EngineLoop, layers: Iterable[int]) -> HiddenStat
             for output in loop.generate(prompts, params):
                 states = capture.pop(output.request_id)
 
-    Requests captured do not *read* the prefix cache (their blocks are still written to it): states of cached tokens
-    would not be computed. They are recomputed instead, never short.
+    Requests captured do not *read* the prefix cache, nor a KV connector (their blocks are still written to both):
+    states of cached tokens would not be computed. They are recomputed instead, never short.
 
     Args:
         loop: A running EngineLoop whose workers carry our worker extension (EngineLoop sees to it).

@@ -164,8 +164,7 @@ class Recorder:
                 f"hidden states of request {request_id!r}",
                 needed=f"states of all {num_tokens} tokens that the model was fed",
                 found=f"{len(gaps)} positions were never computed here (first: {gaps[:1]})",
-                advice="capture from the first step on, without a KV connector that brings tokens from elsewhere, and "
-                "let the request end by itself",
+                advice="capture from the request's first step on, and let it end by itself",
             )
         return states
 
