@@ -28,7 +28,7 @@ else:
 
 
 class Results:
-    """The files of matrix/results by name; remembers which were asked for."""
+    """The files of matrix/results by name ("kimi-tiny", "device/0.32.0"); remembers which were asked for."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -36,7 +36,12 @@ class Results:
 
     def names(self) -> list[str]:
         """All there are."""
-        return sorted(path.stem for path in self.folder.glob("*.json"))
+        return sorted(path.relative_to(self.folder).with_suffix("").as_posix() for path in self.folder.rglob("*.json"))
+
+    def by_release(self, prefix: str) -> list[Any]:
+        """Those named ``prefix`` + release, newest release first."""
+        numbers = {name: parse_release(name.removeprefix(prefix)) for name in self.names() if name.startswith(prefix)}
+        return [self[name] for name in sorted(numbers, key=lambda name: numbers[name] or (), reverse=True)]
 
     def __getitem__(self, name: str) -> Any:
         self.used.add(name)
@@ -187,9 +192,7 @@ def kimi_tiny(results: Results) -> str:
 
 def boundaries(results: Results) -> str:
     """Relative error per boundary, a table per release, newest first."""
-    names = [name for name in results.names() if name.startswith("boundaries-")]
-    ordered = sorted(names, key=lambda name: parse_release(name.removeprefix("boundaries-")) or (), reverse=True)
-    return "\n\n".join(_boundaries(results[name]) for name in ordered)
+    return "\n\n".join(_boundaries(result) for result in results.by_release("boundaries-"))
 
 
 def _boundaries(result: Mapping[str, Any]) -> str:
@@ -205,6 +208,32 @@ def _boundaries(result: Mapping[str, Any]) -> str:
     return f"{_table(head, [*rows, allowed])}\n\n{_source(result)}"
 
 
+def device(results: Results) -> str:
+    """Both model runners on a GPU, a table per release, newest first."""
+    return "\n\n".join(_device(result) for result in results.by_release("device/"))
+
+
+def _device(result: Mapping[str, Any]) -> str:
+    rows = []
+    for target, part in result.items():
+        for way, equal in part["v1_equals_v2_bit_for_bit"].items() if isinstance(part, dict) else ():
+            rows.append((target, way, "yes" if equal else "NO", *(_worst(part[r], way) for r in ("v1", "v2"))))
+    head = ("target", "prompts", "V1 = V2 bit for bit", "V1 against transformers", "V2 against transformers")
+    source = f"`{result['command']}` · vLLM {result['vllm']} ({result['distribution']}) · {result['gpu']}, torch "
+    source += f"{result['torch']}, {result['dtype']} · {result['date']} · commit {result['commit']}"
+    note = f"\n\n{_plain(result['note'])}" if "note" in result else ""
+    return f"{_table(head, rows)}{note}\n\n{source}"
+
+
+def _worst(runner: Mapping[str, Any], way: str) -> str:
+    """The largest error of all boundaries, and what it is of: the median token, or the worst prompt."""
+    for kind in ("median", "worst_prompt"):
+        errors = runner.get(f"{kind}_relative_error_per_boundary", {}).get(way)
+        if errors:
+            return f"{max(map(float, errors)):.1e} ({kind.replace('_', ' ')})"
+    return ""
+
+
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "support": support,
     "all-releases": all_releases,
@@ -216,6 +245,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "config-keys": config_keys,
     "kimi-tiny": kimi_tiny,
     "boundaries": boundaries,
+    "device": device,
 }
 
 # -- pieces -----------------------------------------------------------------------------------------------------------
