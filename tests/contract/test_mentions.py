@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import windows
+from api_record.store import RecordedApi
 
 import vllm_compat
+from vllm_compat.adapters.base import Adapter
 
 ROOT = Path(vllm_compat.__file__).parent
 FILES = sorted([*ROOT.glob("adapters/*.py"), *ROOT.glob("capture/*.py"), *ROOT.glob("*.py")])
@@ -19,9 +22,8 @@ SYMBOL = re.compile(r"vllm(?:\.\w+)*:[A-Za-z_]\w*(?:\.\w+)*")
 PLAIN = {"vllm:__version__"}
 
 
-def symbols(file: Path) -> Iterator[str]:
-    """``module:Name`` strings of a file; f-strings are filled in with the file's own constants."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+def symbols(tree: ast.Module, inside: ast.AST | None = None) -> Iterator[str]:
+    """``module:Name`` strings of a file or of one node; f-strings and names are filled in with the file's constants."""
     constants = {
         node.targets[0].id: node.value.value
         for node in tree.body
@@ -30,10 +32,12 @@ def symbols(file: Path) -> Iterator[str]:
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, str)
     }
-    for node in ast.walk(tree):
+    for node in ast.walk(inside or tree):
         text = ""
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             text = node.value
+        elif isinstance(node, ast.Name):
+            text = constants.get(node.id, "")
         elif isinstance(node, ast.JoinedStr):
             for part in node.values:
                 if isinstance(part, ast.Constant):
@@ -46,7 +50,13 @@ def symbols(file: Path) -> Iterator[str]:
             yield text
 
 
-MENTIONED = sorted({(file.name, symbol) for file in FILES for symbol in symbols(file)})
+PARSED = {file.name: ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
+MENTIONED = sorted({(name, symbol) for name, tree in PARSED.items() for symbol in symbols(tree)})
+
+
+def exists(api: RecordedApi, symbol: str) -> bool:
+    """Whether a release has it; of a member, whether it has the class or the method."""
+    return api.call(symbol) is not None if "." in symbol.partition(":")[2] else api.symbol(symbol) is not None
 
 
 def test_symbols_are_found_at_all() -> None:
@@ -63,9 +73,19 @@ def test_what_is_named_is_recorded(file: str, symbol: str) -> None:
     """
     if symbol in PLAIN:
         return
-    module, _, path = symbol.partition(":")
-    name, _, member = path.partition(".")
-    holders = [record for api in windows.recorded() if (record := api.symbol(f"{module}:{name}")) is not None]
-    assert holders, f"{file} names {symbol}, which no release is recorded to have"
-    if member:
-        assert any(api.call(symbol) is not None for api in windows.recorded()), f"no release has {symbol}"
+    assert any(exists(api, symbol) for api in windows.recorded()), f"{file} names {symbol}, which no release has"
+
+
+@pytest.mark.parametrize("adapter", windows.all_adapters(), ids=lambda adapter: adapter.__name__)
+def test_what_an_adapter_names_is_there_in_its_window(adapter: type[Adapter]) -> None:
+    """Also a symbol that it reaches without stating it as a need exists in every release that it serves."""
+    tree = ast.parse(Path(inspect.getfile(adapter)).read_text(encoding="utf-8"))
+    own = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == adapter.__name__)
+    stated = {need.symbol for need in adapter.needs}
+    gone = [
+        f"{symbol} in {api.release}"
+        for symbol in sorted(set(symbols(tree, own)) - stated)
+        for api in windows.window(adapter)
+        if not exists(api, symbol)
+    ]
+    assert not gone, f"{adapter.label()} names what is not there: {', '.join(gone)}"
