@@ -274,12 +274,14 @@ def test_unset_options_may_be_missing(world: World) -> None:
     [
         ((0, 28, 0), "0.31.0", "vLLM 0.31.0 or newer", "leave color unset, or upgrade vLLM"),
         ((0, 32, 0), "0.31.0", "vLLM 0.31.0 or newer", "leave color unset, or use a release that has it"),
+        ((0, 31, 0), "0.31.0", "vLLM 0.31.0 or newer", "leave color unset, or use a release that has it"),
+        (None, "0.31.0", "vLLM 0.31.0 or newer", "leave color unset, or upgrade vLLM"),
         ((0, 32, 0), "0.22.0-0.30.0", "vLLM 0.22.0 to 0.30.0", "leave color unset, or use a release that has it"),
         ((0, 32, 0), "", "a vLLM whose make takes color", "leave color unset, or use a release that has it"),
     ],
 )
 def test_a_set_option_that_is_missing_names_its_release(
-    world: World, release: tuple[int, ...], since: str, needed: str, advice: str
+    world: World, release: tuple[int, ...] | None, since: str, needed: str, advice: str
 ) -> None:
     """And advises to upgrade only where that would help."""
     world(release, lambda name, size: None)
