@@ -56,8 +56,8 @@ def support(_: Results) -> str:
     others = [row.version for row in releases.all_releases() if row.status != "live"]
     return (
         f"{table}\n\nThe table of releases has {len(others)} more ({others[0]} to {others[-1]}). Nothing is proved "
-        "about them: on each the live signatures decide whether the adapters fit, and what does not fit is refused with a "
-        "`SignatureMismatch`."
+        "about them: on each the live signatures decide whether the adapters fit, and what does not fit is refused "
+        "with a `SignatureMismatch`."
     )
 
 
