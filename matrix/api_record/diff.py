@@ -127,16 +127,17 @@ def calls(old: Call, new: Call, *, overridden: bool = False) -> Iterator[tuple[b
 
 
 def _arity(annotation: str) -> int:
-    """How many values come back: the length of a tuple, 0 for None, 1 for anything else."""
+    """How many values come back: the length of a tuple, also of one that may be None; 0 for None, 1 for the rest."""
     if annotation in ("", "None"):
         return 0
+    annotation = annotation.removesuffix(" | None")
     if not annotation.startswith("tuple[") or annotation.endswith(", ...]"):
         return 1
     depth, count = 0, 1
     for character in annotation[len("tuple[") : -1]:
         depth += {"[": 1, "]": -1}.get(character, 0)
         if depth < 0:
-            return 1  # tuple[…] | None
+            return 1  # tuple[…] | something else
         count += character == "," and depth == 0
     return count
 

@@ -39,6 +39,9 @@ def changes(old: dict[str, Any] | None, new: dict[str, Any] | None) -> list[tupl
         ("(a) -> tuple[int, bool]", "(a) -> tuple[int, bool, list[int]]", True, "returns"),
         ("(a) -> None", "(a) -> list[Request]", True, "returns"),
         ("(a) -> int", "(a) -> int | None", False, "returns"),
+        ("(a) -> int", "(a) -> tuple[int] | list[int]", False, "returns"),
+        ("(a) -> tuple[int, bool]", "(a) -> tuple[int, dict[str, int]] | None", False, "returns"),
+        ("(a) -> tuple[int, bool] | None", "(a) -> tuple[int, bool, int] | None", True, "returns"),
         ("(a)", "staticmethod (a)", True, "plain -> staticmethod"),
     ],
 )

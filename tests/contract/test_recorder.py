@@ -120,6 +120,7 @@ CLASSES = {
             c: list[int] = field(default_factory=list)
             made: int = field(default=1, init=False)
             count: ClassVar[int] = 0
+            plain = 1
             f: InitVar[int] = 1
             d: "int" = 2
             e: dataclasses.InitVar[int] = dataclasses.field(kw_only=True)
@@ -175,6 +176,18 @@ CLASSES = {
         class C:
             a: int
             def __init__(self, x): self.a = x
+        """,
+    ),
+    "dataclass that leaves the constructor to its base": (
+        "dataclass",
+        "(x)",
+        """
+        from dataclasses import dataclass
+        class Above:
+            def __init__(self, x): ...
+        @dataclass(init=False)
+        class C(Above):
+            a: int
         """,
     ),
     "pydantic dataclass": (
@@ -332,6 +345,23 @@ def test_fields_that_are_not_taken_are_told_apart(write: Write) -> None:
     assert "property" == found["methods"]["fresh"]
 
 
+def test_a_deprecated_property_that_is_also_taken(write: Write) -> None:
+    """What the constructor takes can be set, whatever reading it warns of."""
+    tree = write(
+        {
+            "pkg/a.py": """
+                from typing_extensions import deprecated
+                class C:
+                    def __init__(self, old): ...
+                    @property
+                    @deprecated("no")
+                    def old(self): ...
+                """
+        }
+    )
+    assert "deprecated" not in (record(tree, target("pkg.a : C")) or {})
+
+
 def test_an_enum_has_members(write: Write) -> None:
     """Names in order; private ones and methods are none."""
     tree = write(
@@ -424,9 +454,11 @@ def test_definitions_behind_conditions(write: Write) -> None:
             "pkg/a.py": """
                 from typing import overload
                 try:
-                    from missing import g
+                    import missing
+                    def g(a): ...
                 except ImportError:
-                    def g(): ...
+                    def g(b): ...
+                    def only(): ...
                 if True:
                     def f(a): ...
                 else:
@@ -434,9 +466,14 @@ def test_definitions_behind_conditions(write: Write) -> None:
                 @overload
                 def h(a: int): ...
                 def h(a, b=1): ...
+                @overload
+                def k(a: int): ...
                 """
         }
     )
+    assert "(a)" == (record(tree, target("pkg.a : g")) or {})["call"]
+    assert "()" == (record(tree, target("pkg.a : only")) or {})["call"]
+    assert record(tree, target("pkg.a : k")) is None
     assert "(a)" == (record(tree, target("pkg.a : f")) or {})["call"]
     assert "(a, b=)" == (record(tree, target("pkg.a : h")) or {})["call"]
 
