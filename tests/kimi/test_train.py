@@ -96,7 +96,7 @@ def test_crash_behind_a_checkpoint(tmp_path: Path) -> None:
     assert 6 == len(losses(tmp_path / "b"))
     with (tmp_path / "b" / "metrics.jsonl").open("a") as stream:
         stream.write('{"step": 7, "lo')
-    (tmp_path / "b" / "checkpoint" / "step-00000099").mkdir()  # died while saving
+    (tmp_path / "b" / "checkpoint" / "step-00000099-0").mkdir()  # died while saving
     resumed = trainer(tmp_path / "b", checkpoint_every=4)
 
     assert 4 == resumed.step
