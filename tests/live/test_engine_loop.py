@@ -55,10 +55,17 @@ def test_abort_and_finish_end_a_request_and_free_its_blocks(loop: Any, prompts: 
 def test_leaving_generate_early_aborts_the_rest(loop: Any, prompts: list[list[int]]) -> None:
     """Nothing keeps running, and nothing is left to collect, when the caller stops iterating."""
     params = vc.make_sampling_params(temperature=0.0, max_tokens=30, ignore_eos=True)
-    for _ in loop.generate(prompts, params):
+    for first in loop.generate(prompts, params):
         break
     assert not loop.has_unfinished()
     assert [] == loop.collect()
+
+    abandoned = str(int(first.request_id) + 1)
+    loop.add(prompts[0], vc.make_sampling_params(max_tokens=1), request_id=abandoned)
+    loop.step()
+    while loop.has_unfinished():
+        loop.step()
+    assert [abandoned] == [f.request_id for f in loop.collect()]
 
 
 def test_an_id_in_use_is_refused(loop: Any, prompts: list[list[int]]) -> None:
