@@ -1,7 +1,7 @@
 """Record what a vLLM release takes and returns, and say what changed.
 
 python matrix/add_release.py record 0.33.0     read its wheel from the package index, write matrix/api/0.33.0.json
-python matrix/add_release.py record --all      every release of releases.toml
+python matrix/add_release.py record --all      every release of releases.toml, and the recorded nightlies
 python matrix/add_release.py record --nightly 0.29.1.dev202609091054     into matrix/api/nightly
 python matrix/add_release.py diff 0.31.0 0.32.0 [--json]
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 from api_record import diff, store, targets
@@ -90,16 +91,19 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps(diff.as_json(changes), indent=1) if options.json else diff.as_text(changes))
         return 0
     table = {row["version"]: row for row in tomllib.loads(RELEASES.read_text(encoding="utf-8"))["releases"]}
-    for release in table if options.all else options.release:
+    releases = [] if options.nightly else options.release
+    nightlies = options.release if options.nightly else []
+    if options.all:
+        releases, nightlies = list(table), store.releases(store.NIGHTLY)
+    jobs = [(release, partial(record, release, table.get(release, {}).get("cpu", ""))) for release in releases]
+    jobs += [(version, partial(record_nightly, version)) for version in nightlies]
+    for name, job in jobs:
         try:
-            if options.nightly:
-                path = record_nightly(release)
-            else:
-                path = record(release, table.get(release, {}).get("cpu", ""))
+            path = job()
         except NoSuchWheel as error:
-            print(f"{release}: {error}", file=sys.stderr)
+            print(f"{name}: {error}", file=sys.stderr)
             return 1
-        print(f"{release}: {path} ({path.stat().st_size / 1024:.0f} KiB)", flush=True)
+        print(f"{name}: {path} ({path.stat().st_size / 1024:.0f} KiB)", flush=True)
     return 0
 
 
