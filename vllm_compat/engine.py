@@ -421,8 +421,14 @@ class EngineLoop:
                     if exhausted:
                         break
                     continue
-                if order[0] not in self._done:
-                    self.step()
+                if not self.scheduler.has_requests():
+                    raise VllmCompatError(
+                        f"the output of request {order[0]!r}",
+                        needed="requests that end by themselves, or through abort and finish of the loop",
+                        found="a scheduler that has no request left",
+                        advice="call loop.abort or loop.finish instead of the scheduler's own methods",
+                    )
+                self.step()
         finally:
             self.abort(order)
             for request_id in order:
