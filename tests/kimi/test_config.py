@@ -217,8 +217,10 @@ def test_aux_layers(layers: tuple[int, ...], n: int, expected: tuple[int, ...]) 
 
 @pytest.mark.parametrize(("layers", "n"), [((), 6), ((), 2), ((0, 1), 8), ((2, 8), 8), ((2, 7), 8), ((2, 60), 60)])
 def test_aux_layers_out_of_range(layers: tuple[int, ...], n: int) -> None:
-    """The final boundary N is no aux input, N - 1 means N by another count, boundary 0 crashes DeepSeek models, and coinciding defaults are
-    refused.
+    """What cannot be an aux boundary.
+
+    N is the teacher's state, N - 1 means N by another count, 0 crashes DeepSeek models, and the default's ids coincide in
+    small models.
     """
     with pytest.raises(ConfigError, match=r"extract\.layers"):
         aux_layers(layers, n)
