@@ -219,8 +219,8 @@ def test_aux_layers(layers: tuple[int, ...], n: int, expected: tuple[int, ...]) 
 def test_aux_layers_out_of_range(layers: tuple[int, ...], n: int) -> None:
     """What cannot be an aux boundary.
 
-    N is the teacher's state, N - 1 means N by another count, 0 crashes DeepSeek models, and the default's ids coincide in
-    small models.
+    N is the teacher's state, N - 1 means N by another count, 0 crashes DeepSeek models, and the default's ids coincide
+    in small models.
     """
     with pytest.raises(ConfigError, match=r"extract\.layers"):
         aux_layers(layers, n)
