@@ -62,7 +62,7 @@ def engine_arguments(
         "max_model_len": target.max_model_len,
         "max_num_seqs": max_num_seqs,
         "use_tqdm_on_load": False,
-        # The loop steps in lockstep, so scheduling ahead gains nothing, and it would hide the drafts' ids from the count.
+        # The loop steps in lockstep: scheduling ahead gains nothing, and would hide the drafts' ids from the count.
         "async_scheduling": False,
         **engine_args,
     }
