@@ -143,7 +143,13 @@ class KVCache_0_33(Adapter):
         self.register_specs(vllm_config)
         self.respect_non_causal(vllm_config, specs)
         self.settle_layout(vllm_config, specs)
-        configs = self.plan_workers(vllm_config, specs, available_memory)
+        max_model_len = vllm_config.model_config.max_model_len
+        try:
+            configs = self.plan_workers(vllm_config, specs, available_memory)
+        except ValueError:
+            # Looking for the length that would have fitted, 0.11.1 to 0.13.0 leave the last one tried in the config.
+            vllm_config.model_config.max_model_len = max_model_len
+            raise
         scheduler_config = self.plan_scheduler(configs)
         self.bring_in_line(vllm_config, scheduler_config)
         self.annotate(vllm_config, configs, scheduler_config)
