@@ -20,6 +20,10 @@ def by_release(*steps: tuple[str, Any]) -> Any:
     return value
 
 
+#: Tokens per block that the CPU takes: before 0.12 other sizes want intel_extension_for_pytorch.
+BLOCK_SIZE = by_release(("0", 16), ("0.12.0", 32))
+
+
 def hash_functions() -> Any:
     """The module with vLLM's sha256 and sha256_cbor."""
     return importlib.import_module(by_release(("0", "vllm.utils"), ("0.11.1", "vllm.utils.hashing")))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from here import by_release, hash_functions
+from here import BLOCK_SIZE, by_release, hash_functions
 
 
 def main(case: str, model: str) -> None:
@@ -18,7 +18,7 @@ def main(case: str, model: str) -> None:
         dtype="float32",
         enforce_eager=True,
         max_model_len=256,
-        block_size=32,
+        block_size=BLOCK_SIZE,
         enable_prefix_caching=True,
     )
     scheduler = vc.make_scheduler(config, vc.make_kv_cache_config(config, num_blocks=32))
