@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from vllm_compat._unset import UNSET
@@ -41,7 +43,26 @@ class VllmConfig_0_10(Adapter):
                     found=f"vLLM {installed().version}",
                     advice=f"leave {name} unset, or use the option's name in this release",
                 )
-        return engine_args(**given).create_engine_config()
+        with _core_in_this_process():
+            return engine_args(**given).create_engine_config()
+
+
+@contextmanager
+def _core_in_this_process() -> Iterator[None]:
+    """Say, while the config is made, that the engine core runs in the calling process, as it does with us.
+
+    On CPU, vLLM would otherwise put even a single worker into a process of its own (platforms/cpu.py, from 0.24.0).
+    A value that the caller set is left alone.
+    """
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 ADAPTERS = (VllmConfig_0_10,)
