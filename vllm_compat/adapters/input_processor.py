@@ -117,10 +117,13 @@ class InputProcessor_0_12(InputProcessor_0_15):
         return self.construct(self.tokenizer, {"model_config": model, "truncation_side": "left"})
 
 
-class InputProcessor_0_11_1(InputProcessor_0_12):
-    """``Processor`` of ``vllm.v1.engine.processor``; ``process_inputs`` returns the request alone (0.11.1)."""
+class InputProcessor_0_11(InputProcessor_0_12):
+    """``Processor`` of ``vllm.v1.engine.processor`` (up to 0.11.2), whose tokenizer is a plain one from 0.11.0 on.
 
-    since = (0, 11, 1)
+    0.11.1 stopped returning the prompt's text beside the request; nothing in the signature tells, so both are taken.
+    """
+
+    since = (0, 11, 0)
     processor = Need(_OLD_PROCESSOR, passes=("vllm_config", "tokenizer"))
     process = Need(f"{_OLD_PROCESSOR}.process_inputs", passes=_ASKED, options=_OPTIONS, bound=True)
     tokenizer = Need("vllm.transformers_utils.tokenizer:init_tokenizer_from_configs", passes=("model_config",))
@@ -130,15 +133,9 @@ class InputProcessor_0_11_1(InputProcessor_0_12):
     def make_tokenizer(self, vllm_config: Any) -> Any:
         return self.construct(self.tokenizer, {"model_config": vllm_config.model_config})
 
-
-class InputProcessor_0_11(InputProcessor_0_11_1):
-    """``process_inputs`` returns the prompt's text beside the request (up to 0.11.0)."""
-
-    since = (0, 11, 0)
-
     def core_request(self, processor: Any, given: Mapping[str, Any]) -> Any:
-        _, core = super().core_request(processor, given)
-        return core
+        made = super().core_request(processor, given)
+        return made[1] if isinstance(made, tuple) else made
 
 
 class InputProcessor_0_10(InputProcessor_0_11):
@@ -172,7 +169,6 @@ ADAPTERS = (
     InputProcessor_0_17,
     InputProcessor_0_15,
     InputProcessor_0_12,
-    InputProcessor_0_11_1,
     InputProcessor_0_11,
     InputProcessor_0_10,
 )
