@@ -164,3 +164,26 @@ def test_scheduler_class_by_name(scheduler_config: Any, kind: str) -> None:
     expected = {"sync": Scheduler, "async": AsyncScheduler}[kind]
     assert type(vc.make_scheduler(scheduler_config, kv, scheduler_cls=kind)) is expected
     assert type(vc.make_scheduler(scheduler_config, kv, scheduler_cls=Mine)) is Mine
+
+
+def test_scheduler_class_of_the_config(scheduler_config: Any) -> None:
+    """Without a name the config decides, also one whose field (up to 0.11.0) still names the V0 scheduler."""
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    kv = vc.make_kv_cache_config(scheduler_config, num_blocks=FEWEST)
+    config = scheduler_config.scheduler_config
+    before = config.scheduler_cls, config.async_scheduling
+    names = [None, f"{Scheduler.__module__}.Scheduler"]
+    names = by_release(("0", ["vllm.core.scheduler.Scheduler", names[1]]), ("0.11.1", names))
+    try:
+        for name, is_async, expected in (
+            (names[0], False, Scheduler),
+            (names[0], True, AsyncScheduler),
+            (names[1], False, Scheduler),
+            (AsyncScheduler, True, AsyncScheduler),
+        ):
+            config.scheduler_cls, config.async_scheduling = name, is_async
+            assert type(vc.make_scheduler(scheduler_config, kv)) is expected
+    finally:
+        config.scheduler_cls, config.async_scheduling = before
