@@ -96,7 +96,7 @@ def tests(session: nox.Session) -> None:
         session.run(*pytest, *session.posargs, env=VLLM_ENVIRONMENT)
         return
     # The first need no engine and share the cores; the second have one engine at a time.
-    session.run(*pytest, "-n", "2", "tests/unit", "tests/kimi", env=VLLM_ENVIRONMENT)
+    session.run(*pytest, "-n", "2", "tests/unit", "tests/contract", "tests/kimi", env=VLLM_ENVIRONMENT)
     session.run(*pytest, "tests/live", env=VLLM_ENVIRONMENT)
 
 

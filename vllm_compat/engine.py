@@ -197,7 +197,20 @@ class EngineLoop:
             "arrival_time": time.time() if arrival_time is None else arrival_time,
             "cache_salt": cache_salt,
         }
-        return self.add_request(self._inputs.request(self._input_processor, prompt, options, self.block_hasher))
+        request = self._inputs.request(self._input_processor, prompt, options, self.block_hasher)
+        self._refuse_cached_media(request)
+        return self.add_request(request)
+
+    def _refuse_cached_media(self, request: Any) -> None:
+        multimodal = getattr(self.vllm_config.model_config, "multimodal_config", None)
+        if request.mm_features and multimodal is not None and multimodal.mm_processor_cache_gb > 0:
+            # vLLM's front end sends a repeated image without its data, for a cache that EngineCore keeps and we do not.
+            raise VllmCompatError(
+                f"media of request {request.request_id!r}",
+                needed="mm_processor_cache_gb=0",
+                found=f"mm_processor_cache_gb={multimodal.mm_processor_cache_gb}",
+                advice="make_vllm_config(…, mm_processor_cache_gb=0)",
+            )
 
     def _next_id(self) -> str:
         while str(self._counter) in self._in_flight or str(self._counter) in self._done:
@@ -421,8 +434,14 @@ class EngineLoop:
                     if exhausted:
                         break
                     continue
-                if order[0] not in self._done:
-                    self.step()
+                if not self.scheduler.has_requests():
+                    raise VllmCompatError(
+                        f"the output of request {order[0]!r}",
+                        needed="requests that end by themselves, or through abort and finish of the loop",
+                        found="a scheduler that has no request left",
+                        advice="call loop.abort or loop.finish instead of the scheduler's own methods",
+                    )
+                self.step()
         finally:
             self.abort(order)
             for request_id in order:

@@ -19,7 +19,8 @@ class ScheduledRequest:
         is_new: The request's first step.
         resumed: The request was preempted before and starts again.
         draft_token_ids: Draft tokens that the step verifies (-1 where only the worker knows them).
-        new_block_ids: Blocks newly allocated, per KV cache group.
+        new_block_ids: Blocks newly allocated, per KV cache group; all that the request has when it is new or resumed,
+            () when the step needs none.
     """
 
     request_id: str

@@ -13,6 +13,7 @@ from typing import Any
 from api_record.calls import Call, parse
 
 FOLDER = Path(__file__).parents[1] / "api"
+NIGHTLY = FOLDER / "nightly"
 Record = dict[str, Any]
 
 
@@ -28,8 +29,9 @@ def dump(value: Any, depth: int = 0) -> str:
 
 def write(recorded: Record, folder: Path = FOLDER) -> Path:
     """Write a release's file, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{recorded['release']}.json"
-    draft = path.with_suffix(".tmp")
+    draft = path.with_name(f"{path.name}.tmp")
     draft.write_text(dump(recorded) + "\n", encoding="utf-8")
     os.replace(draft, path)  # noqa: PTH105 (Path.replace is the same, this one says that it is atomic)
     return path
@@ -40,7 +42,7 @@ class RecordedApi:
     """One release.
 
     Attributes:
-        release: ``"0.32.0"``.
+        release: ``"0.32.0"``; of a nightly ``"0.29.1.dev202609091054"``.
         wheel: The wheel that was read: distribution, version, file, sha256.
         surfaces: Surface -> symbol -> record; None where the release does not have the symbol.
     """
@@ -51,7 +53,8 @@ class RecordedApi:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        return tuple(map(int, self.release.split(".")))
+        """The release numbers, as ``Installed.release`` has them: those of a nightly lie between two releases."""
+        return tuple(map(int, self.release.partition(".dev")[0].split(".")))
 
     @functools.cached_property
     def _by_name(self) -> dict[str, Record]:
@@ -104,7 +107,7 @@ def load(release: str, folder: Path = FOLDER) -> RecordedApi:
 def releases(folder: Path = FOLDER) -> list[str]:
     """The recorded releases, oldest first."""
     names = [path.stem for path in folder.glob("*.json")]
-    return sorted(names, key=lambda name: tuple(map(int, name.split("."))))
+    return sorted(names, key=lambda name: tuple(map(int, name.replace("dev", "").split("."))))
 
 
 def all_recorded(folder: Path = FOLDER) -> Iterator[RecordedApi]:

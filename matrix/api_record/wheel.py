@@ -21,7 +21,14 @@ from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 #: Platforms that vLLM's wheels have been tagged with; the Python files are the same for all.
-PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(40, 16, -1)] + ["manylinux1_x86_64", "linux_x86_64"]
+PLATFORMS = [
+    *(f"manylinux_2_{minor}_{machine}" for machine in ("x86_64", "aarch64") for minor in range(40, 16, -1)),
+    "manylinux1_x86_64",
+    "linux_x86_64",
+    "macosx_11_0_arm64",
+]
+#: Pythons that they have been tagged with: one file for all since abi3, a single one in some nightlies.
+PYTHONS = ("3.12", "3.13", "3.11")
 _GAP = 1 << 16  # bytes between two wanted files that are fetched rather than asked around
 _LOCAL_HEADER = struct.Struct("<26xHH")
 
@@ -108,6 +115,9 @@ def open_wheel(distribution: str, version: str) -> Iterator[Wheel]:
         NoSuchWheel: there is none, or pip cannot reach its index.
     """
     said = _locate(f"{distribution}=={version}")
+    if said is None:
+        msg = f"pip finds no wheel of {distribution} {version} for Python {' or '.join(PYTHONS)}"
+        raise NoSuchWheel(msg)
     try:
         commands: Any = importlib.import_module("pip._internal.commands")
         lazy_wheel: Any = importlib.import_module("pip._internal.network.lazy_wheel")
@@ -129,18 +139,27 @@ def open_wheel(distribution: str, version: str) -> Iterator[Wheel]:
             )
 
 
-def _locate(requirement: str) -> dict[str, Any]:
-    """What pip would install, from its own report; only metadata is fetched."""
+def _locate(requirement: str) -> dict[str, Any] | None:
+    """What pip would install, from its own report; only metadata is fetched. None when no wheel fits.
+
+    Raises:
+        NoSuchWheel: pip does not get that far.
+    """
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
-    command += ["--only-binary", ":all:", "--implementation", "cp", "--python-version", "3.12"]
+    command += ["--only-binary", ":all:", "--implementation", "cp"]
     for platform in PLATFORMS:
         command += ["--platform", platform]
     # A target is required with foreign platforms; a dry run writes nothing there.
     command += ["--target", "unused", "--report", "-", requirement]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    if done.returncode:
+    for python in PYTHONS:
+        done = subprocess.run(
+            [*command, "--python-version", python], capture_output=True, text=True, check=False, timeout=300
+        )
+        if not done.returncode:
+            found: dict[str, Any] = json.loads(done.stdout)["install"][0]
+            return found
         reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-        msg = f"pip finds no wheel for {requirement}: {reason}"
-        raise NoSuchWheel(msg)
-    found: dict[str, Any] = json.loads(done.stdout)["install"][0]
-    return found
+        if "No matching distribution" not in reason:
+            msg = f"pip cannot look for {requirement}: {reason}"
+            raise NoSuchWheel(msg)
+    return None

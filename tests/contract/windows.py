@@ -61,3 +61,21 @@ def promised(release: str, life: str) -> bool:
     """Whether a release lies in "0.22.0-0.30.0", in "0.28.0" (and newer), or in "" (all)."""
     first, _, last = life.partition("-")
     return (not first or numbers(first) <= numbers(release)) and (not last or numbers(release) <= numbers(last))
+
+
+@functools.cache
+def nightlies() -> tuple[RecordedApi, ...]:
+    """Every recorded nightly, oldest first."""
+    return tuple(store.all_recorded(store.NIGHTLY))
+
+
+def choose(surface: str, api: RecordedApi) -> tuple[type[Adapter], type[Adapter] | None]:
+    """(the adapter that the release numbers name, the one whose needs fit), as ``select`` goes about it.
+
+    The second is None where no adapter fits and vllm_compat refuses.
+    """
+    listed = adapters_of(surface)
+    named = next((adapter for adapter in listed if adapter.since <= api.numbers), listed[-1])
+    at = listed.index(named)
+    order = sorted(listed, key=lambda adapter: abs(listed.index(adapter) - at))
+    return named, next((a for a in order if not any(misfit(api, need) for need in a.needs)), None)

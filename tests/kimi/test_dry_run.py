@@ -85,8 +85,8 @@ def test_the_disk_estimate_counts_what_will_be_written(kimi: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "name", "message"),
     [
-        ("extract.layers=[2,30,60,61]", "layers", "between 1 and 60"),
-        ("extract.layers=[2,30,99]", "layers", "between 1 and 60"),
+        ("extract.layers=[2,30,60,61]", "layers", "between 1 and 59"),
+        ("extract.layers=[2,30,99]", "layers", "between 1 and 59"),
         ("vocab.draft_vocab_size=999999", "vocabulary", "163840"),
         ("target.max_model_len=300000", "lengths", "262144"),
         ("target.engine_args.no_such_argument=1", "engine_args", "no_such_argument"),

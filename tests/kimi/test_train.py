@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import torch
 from draft_heads import Rows, draft_config, random_rows, target_head, vocab_map
 
 from vllm_compat.errors import ConfigError, DataError
+from vllm_compat.kimi import train
 from vllm_compat.kimi.checkpoint import load_checkpoint
 from vllm_compat.kimi.config import TrainConfig
 from vllm_compat.kimi.draft import init_draft
@@ -96,7 +99,7 @@ def test_crash_behind_a_checkpoint(tmp_path: Path) -> None:
     assert 6 == len(losses(tmp_path / "b"))
     with (tmp_path / "b" / "metrics.jsonl").open("a") as stream:
         stream.write('{"step": 7, "lo')
-    (tmp_path / "b" / "checkpoint" / "step-00000099").mkdir()  # died while saving
+    (tmp_path / "b" / "checkpoint" / "step-00000099-0").mkdir()  # died while saving
     resumed = trainer(tmp_path / "b", checkpoint_every=4)
 
     assert 4 == resumed.step
@@ -192,9 +195,13 @@ def test_time_limit(tmp_path: Path) -> None:
     assert made.step == again.step
 
 
-def test_schedule_fits_the_time(tmp_path: Path) -> None:
-    """When the time will not do for all steps, the schedule is shortened, so that the rate still ends near
-    0."""
+def test_schedule_fits_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the time will not do for all steps, the schedule is shortened, so that the rate still ends near 0.
+
+    By a clock on which every step takes 10 ms, however busy the machine is.
+    """
+    ticks = itertools.count()
+    monkeypatch.setattr(train, "time", SimpleNamespace(monotonic=lambda: 0.01 * next(ticks)))
     made = trainer(tmp_path, epochs=100_000, max_seconds=1.0, log_every=1000)
     made.run(NullProgress())
 

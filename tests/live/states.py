@@ -8,7 +8,7 @@ import torch
 
 import vllm_compat as vc
 
-# Relative Frobenius norm per boundary.
+# Relative Frobenius norm per boundary, over all tokens of a batch.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 
 

@@ -54,6 +54,8 @@ def test_requests_that_finish_mid_batch(loop: Any, prompts: list[list[int]], lla
         states = [capture.pop(request_id) for request_id in ids[:3]]
         with pytest.raises(vc.CaptureError, match="not aborted"):
             capture.pop(ids[3])
+        # Neither what was handed over nor what was aborted stays in the worker.
+        assert not loop.executor.driver_worker.worker._vllm_compat_recorder._chunks
     for captured, prompt, count in zip(states, prompts, (3, 25, 9), strict=False):
         assert len(captured.token_ids) == len(prompt) + count - 1
         error = relative_error(captured.hidden_states, llama_reference(captured.token_ids)[:, [1, 5, 7]])

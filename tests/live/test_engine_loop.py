@@ -55,10 +55,38 @@ def test_abort_and_finish_end_a_request_and_free_its_blocks(loop: Any, prompts: 
 def test_leaving_generate_early_aborts_the_rest(loop: Any, prompts: list[list[int]]) -> None:
     """Nothing keeps running, and nothing is left to collect, when the caller stops iterating."""
     params = vc.make_sampling_params(temperature=0.0, max_tokens=30, ignore_eos=True)
-    for _ in loop.generate(prompts, params):
-        break
+    running = loop.generate(prompts, params)
+    first = next(running)
+    running.close()
     assert not loop.has_unfinished()
     assert [] == loop.collect()
+
+    abandoned = str(int(first.request_id) + 1)
+    loop.add(prompts[0], vc.make_sampling_params(max_tokens=1), request_id=abandoned)
+    loop.step()
+    while loop.has_unfinished():
+        loop.step()
+    assert [abandoned] == [f.request_id for f in loop.collect()]
+
+
+def test_workers_forget_what_is_done(loop: Any, prompts: list[list[int]]) -> None:
+    """The last step of generate tells them; until then they would keep the requests' states."""
+    list(loop.generate(prompts[:3], vc.make_sampling_params(temperature=0.0, max_tokens=2)))
+    assert not loop.executor.driver_worker.worker.model_runner.requests
+    assert not loop.scheduler.has_requests()
+
+
+def test_generate_does_not_wait_for_what_is_gone(loop: Any, prompts: list[list[int]]) -> None:
+    """A request that was ended behind the loop's back is an error, not an endless loop."""
+    from vllm.v1.request import RequestStatus
+
+    params = vc.make_sampling_params(temperature=0.0, max_tokens=30, ignore_eos=True)
+    running = loop.generate([prompts[0], prompts[1]], [vc.make_sampling_params(max_tokens=1), params])
+    next(running)
+    loop.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+    with pytest.raises(vc.VllmCompatError, match="has no request left"):
+        next(running)
+    assert not loop.has_unfinished()
 
 
 def test_an_id_in_use_is_refused(loop: Any, prompts: list[list[int]]) -> None:

@@ -56,6 +56,10 @@ def test_size_in_blocks_or_bytes(tiny_llama: str, size: dict[str, int]) -> None:
     assert kv.num_blocks == 12
     assert config.cache_config.num_gpu_blocks == 12
     assert config.cache_config.num_gpu_blocks_override is None
+    # What a scheduler and a KV connector read later (EngineCore._initialize_kv_caches).
+    assert kv.hash_block_size == kv.cache_hit_alignment_tokens == config.cache_config.block_size == 32
+    assert kv.kv_cache_layout == config.cache_config.kv_cache_layout is not None
+    assert config.cache_config.kv_cache_size_tokens == 12 * 32
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,43 @@ def test_no_block_leaked_and_no_token_lost(scheduler_config: Any) -> None:
     )
 
 
+def test_what_a_step_says_of_its_requests(scheduler_config: Any) -> None:
+    """New, continued, preempted, resumed and finished requests, and the blocks that each gets, in a cache too small."""
+    kv = vc.make_kv_cache_config(scheduler_config, num_blocks=9)  # eight and the null block: four for each prompt
+    scheduler = vc.make_scheduler(scheduler_config, kv)
+    params = vc.make_sampling_params(temperature=0.0, max_tokens=20, ignore_eos=True)
+    known, blocks, batches = {}, {}, []
+    for name in ("a", "b"):
+        prompt = [len(name) + ord(name) * 10 + i for i in range(120)]
+        scheduler.add_request(vc.make_request(name, prompt, params, scheduler=scheduler))
+        known[name] = 120
+    while scheduler.has_requests():
+        scheduled = scheduler.schedule()
+        batch = vc.read_scheduler_output(scheduled)
+        batches.append(batch)
+        sampled: dict[str, list[int]] = {}
+        for request in batch.requests:
+            at = request.num_computed_tokens + request.num_scheduled_tokens
+            sampled[request.request_id] = [7] if at == known[request.request_id] else []
+            known[request.request_id] += len(sampled[request.request_id])
+            fresh = request.is_new or request.resumed
+            held = [] if fresh else blocks[request.request_id]
+            blocks[request.request_id] = held + [block for group in request.new_block_ids for block in group]
+            # Rows of the step need a place each.
+            assert len(blocks[request.request_id]) >= -(-at // 32)
+            assert len(set(blocks[request.request_id])) == len(blocks[request.request_id])
+        scheduler.update_from_output(scheduled, vc.make_model_runner_output(sampled))
+
+    seen = [(request.request_id, request) for batch in batches for request in batch.requests]
+    for name in ("a", "b"):
+        assert [True] + [False] * (len([r for n, r in seen if n == name]) - 1) == [
+            request.is_new for n, request in seen if n == name
+        ]
+    assert [{"b"}] == [set(batch.preempted_request_ids) for batch in batches if batch.preempted_request_ids]
+    assert ["b"] == [n for n, request in seen if request.resumed]
+    assert [{"a"}, {"b"}] == [set(batch.finished_request_ids) for batch in batches if batch.finished_request_ids]
+
+
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_scheduler_class_by_name(scheduler_config: Any, kind: str) -> None:
     """ "sync" and "async" are vLLM's own classes; a subclass is taken as it is."""

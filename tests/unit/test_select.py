@@ -218,11 +218,11 @@ def test_many_threads_choose_once(world: World, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_needs_say_what_is_missing_and_what_is_new(world: World) -> None:
-    """Passed parameters must exist; required ones must be passed or be options; optional ones may be anything."""
+    """Passed parameters must exist, required ones must be passed always, optional ones may be anything."""
     need = Need(f"{MODULE}:make", passes=("a", "b"), options={"c": ""})
     for make, problem in (
         (lambda a, b: None, ""),
-        (lambda a, b, c: None, ""),
+        (lambda a, b, c: None, "make requires c"),
         (lambda a, b, *, later=None: None, ""),
         (lambda **anything: None, ""),
         (lambda a, **anything: None, ""),

@@ -58,8 +58,8 @@ class Need:
     def misfit(self, live: Signature) -> str:
         """Why the live signature does not fit; "" when it does."""
         missing = [name for name in self.passes if not live.accepts(name)]
-        supplied = {*self.passes, *(self.options or ())}
-        unmet = [] if self.read_only else [name for name in live.required if name not in supplied]
+        # Options do not count: they are passed only when the caller set them.
+        unmet = [] if self.read_only else [name for name in live.required if name not in self.passes]
         parts = []
         if missing:
             parts.append(f"{self.short} {'has' if self.read_only else 'takes'} no {', '.join(missing)}")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from vllm_compat._unset import UNSET
@@ -40,7 +42,8 @@ class VllmConfig_0_11(Adapter):
         for name in given:
             if name not in known:
                 _refuse(name, known)
-        return engine_args(**given).create_engine_config()
+        with _core_in_this_process():
+            return engine_args(**given).create_engine_config()
 
 
 class VllmConfig_0_10(VllmConfig_0_11):
@@ -74,6 +77,24 @@ def _refuse(name: str, known: set[str]) -> None:
         found=f"vLLM {installed().version}",
         advice=f"leave {name} unset, or use the option's name in this release",
     )
+
+
+@contextmanager
+def _core_in_this_process() -> Iterator[None]:
+    """Say, while the config is made, that the engine core runs in the calling process, as it does with us.
+
+    On CPU, vLLM would otherwise put even a single worker into a process of its own (platforms/cpu.py, from 0.24.0).
+    A value that the caller set is left alone.
+    """
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 ADAPTERS = (VllmConfig_0_11, VllmConfig_0_10)

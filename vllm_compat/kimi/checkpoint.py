@@ -1,7 +1,7 @@
 """A training checkpoint: everything that the next step depends on, replaced atomically.
 
     checkpoint/latest              name of the directory that counts, written last
-    checkpoint/step-00000100/      draft.safetensors (float32 weights), state.pt (loadable with weights_only)
+    checkpoint/step-00000100-0/    draft.safetensors (float32 weights), state.pt (loadable with weights_only)
 
 A crash while saving leaves `latest` on the previous directory; leftovers are removed by the next save.
 """
@@ -24,8 +24,9 @@ from .files import write_atomic
 
 def save_checkpoint(root: Path, step: int, weights: Mapping[str, torch.Tensor], state: dict[str, Any]) -> None:
     """`state` may hold tensors, numbers, strings, lists and dicts."""
-    folder = root / f"step-{step:08d}"
-    shutil.rmtree(folder, ignore_errors=True)
+    # A name of its own for every save: the directory that `latest` names is not touched, even when it is of this step.
+    taken = [int(path.name.rsplit("-", 1)[1]) for path in root.glob(f"step-{step:08d}-*")]
+    folder = root / f"step-{step:08d}-{max(taken, default=-1) + 1}"
     folder.mkdir(parents=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     write_atomic(folder / "draft.safetensors", save(tensors))

@@ -143,7 +143,7 @@ def _conversations(cfg: Config, tokenizer: Any, tokens: list[float]) -> str:
         rows = min(rows, cfg.prepare.max_rows)
     tokens.append(rows * sum(lengths) / len(lengths))
     return (
-        f"{bad} of the first {reading.read} malformed; about {rows:,.0f} rows and at most"
+        f"{bad} of the first {reading.read} malformed; at most {rows:,.0f} rows and"
         f" {tokens[0]:,.0f} tokens from {number:,} conversations"
     )
 

@@ -14,9 +14,16 @@ from pathlib import Path
 from typing import TextIO
 
 
-def console_stream() -> TextIO:
+@contextmanager
+def console_stream() -> Iterator[TextIO]:
     """A stream to where standard output points now, also while ``redirected``."""
-    return os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", errors="replace", buffering=1)
+    try:
+        descriptor = os.dup(sys.stdout.fileno())
+    except OSError:  # a notebook or a test has put something else there, which no redirection touches
+        yield sys.stdout
+        return
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace", buffering=1) as stream:
+        yield stream
 
 
 @contextmanager

@@ -50,12 +50,12 @@ def extract_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
         check = None
         if cfg.extract.self_check:
             check = self_check(loop, spread(paths["train"], ROWS), head, layers, dtype).to_json()
-        # Half of the baseline before and half after, so that a machine that speeds up or slows down favours neither.
-        half = spread(paths["train"], cfg.extract.baseline_rows)
-        plain = [_plain_prefill(loop, half)]
+        # Before and again after, so that a machine that speeds up or slows down favours neither.
+        sample = spread(paths["train"], cfg.extract.baseline_rows)
+        plain = [_plain_prefill(loop, sample)]
         done = {split: _extract(cfg, loop, paths[split], layers, dtype, progress, split) for split in SPLITS}
-        plain.append(_plain_prefill(loop, half))
-    plain_rate = sum(tokens for tokens, _ in plain) / sum(seconds for _, seconds in plain) if half else None
+        plain.append(_plain_prefill(loop, sample))
+    plain_rate = sum(tokens for tokens, _ in plain) / sum(seconds for _, seconds in plain) if sample else None
     seconds = sum(d["seconds"] for d in done.values())
     tokens = sum(d["tokens"] for d in done.values())
     rate = tokens / seconds if tokens else None

@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 from vllm_compat.errors import ConfigError
 
 DTYPES = ("bfloat16", "float16", "float32")
+#: Not float16: vLLM rescales DeepSeek's residual stream in it, and the trainer would need loss scaling.
+COMPUTE_DTYPES = ("bfloat16", "float32")
 
 
 def _require(section: str, name: str, value: Any, ok: bool, needed: str) -> None:
@@ -63,7 +65,7 @@ class TargetConfig(_Section):
 
     _NAME = "target"
     _POSITIVE = ("tensor_parallel_size", "pipeline_parallel_size", "max_model_len")
-    _CHOICES: ClassVar = {"dtype": DTYPES}
+    _CHOICES: ClassVar = {"dtype": COMPUTE_DTYPES}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -190,7 +192,7 @@ class TrainConfig(_Section):
         "threads",
     )
     _NOT_NEGATIVE = ("warmup_steps", "weight_decay")
-    _CHOICES: ClassVar = {"architecture": ("mla", "llama"), "dtype": DTYPES}
+    _CHOICES: ClassVar = {"architecture": ("mla", "llama"), "dtype": COMPUTE_DTYPES}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -251,16 +253,19 @@ class Config:
 def aux_layers(layers: tuple[int, ...], num_hidden_layers: int) -> tuple[int, ...]:
     """The aux boundaries to capture, without the final one; empty `layers` = vLLM's default (2, N//2, N-3).
 
-    ConfigError when an id is outside 1…N-1 or when the default's three ids coincide (N < 7). The id N is
+    N - 1 is refused: it is the input of the last layer, and stands in lists that count layer *outputs* and
+    mean the final state by it.
+
+    ConfigError when an id is outside 1…N-2 or when the default's three ids coincide (N < 7). The id N is
     refused because it is the teacher's state, which is always stored last and is never an input of the head.
     """
     n = num_hidden_layers
     chosen = tuple(layers) or (2, n // 2, n - 3)
-    if list(chosen) != sorted(set(chosen)) or chosen[0] < 1 or chosen[-1] >= n:
+    if list(chosen) != sorted(set(chosen)) or chosen[0] < 1 or chosen[-1] > n - 2:
         raise ConfigError(
             asked=f"aux boundaries {list(chosen)}" + ("" if layers else " (the default 2, N//2, N-3)"),
-            needed=f"different ascending ids between 1 and {n - 1} for a target with {n} layers"
+            needed=f"different ascending ids between 1 and {n - 2} for a target with {n} layers"
             f" (id k = after k layers; {n} is the final state, stored anyway)",
-            advice="set extract.layers",
+            advice="set extract.layers; in a list of 0-based layer outputs add 1 to each id and leave the last one out",
         )
     return chosen

