@@ -313,17 +313,6 @@ def test_every_surface_names_a_module_whose_adapters_are_sorted() -> None:
         assert sorted((a.since for a in adapters), reverse=True) == [a.since for a in adapters]
 
 
-def test_first_releases_of_options_are_within_the_adapters_window() -> None:
-    """An option that every served release has says so by ""; a release before the adapter's own says nothing."""
-    for surface in select.SURFACES:
-        for adapter in select.adapters_of(surface):
-            for need in adapter.needs:
-                for name, since in (need.options or {}).items():
-                    first = since.partition("-")[0]
-                    if first:
-                        assert adapter.since < tuple(map(int, first.split("."))), (surface, need.symbol, name)
-
-
 def test_factories_without_vllm_say_so(site: Any) -> None:
     """No vLLM: an error of ours from the factory, not an ImportError; importing the library stays possible."""
     code = """
