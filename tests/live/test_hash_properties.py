@@ -244,3 +244,19 @@ def test_concurrent_first_use_of_a_surface() -> None:
     for thread in threads:
         thread.join()
     assert len(made) == 8
+
+
+def test_the_current_config_gives_the_block_size(scheduler_config: Any, params: Any) -> None:
+    """Inside ``set_current_vllm_config`` its block size holds, outside of it the default of vLLM's CacheConfig."""
+    from vllm.config import set_current_vllm_config
+
+    size = scheduler_config.cache_config.block_size
+    scheduler_config.cache_config.block_size = 3 * size
+    try:
+        with set_current_vllm_config(scheduler_config):
+            inside = vc.make_request("r", list(range(6 * size)), params)
+    finally:
+        scheduler_config.cache_config.block_size = size
+    outside = vc.make_request("r", list(range(6 * size)), params)
+    assert len(inside.block_hashes) == 2
+    assert len(outside.block_hashes) == 6 * size // 16
