@@ -199,7 +199,7 @@ def make_kv_cache_specs(vllm_config: Any, executor: Any = None) -> list[dict[str
     if executor is not None:
         return adapter("executor").kv_cache_specs(executor)  # type: ignore[no-any-return]
     model = vllm_config.model_config
-    if model.is_hybrid or model.is_attention_free or getattr(model, "sliding_window", None) is not None:
+    if model.is_hybrid or model.is_attention_free or model.get_sliding_window() is not None:
         raise UnsupportedField(
             symbol="make_kv_cache_specs(executor=None)",
             needed="a model whose layers all have full attention, or its loaded executor",
@@ -245,6 +245,7 @@ def _plan(
     if specs is None:
         specs = make_kv_cache_specs(vllm_config)
     workers = [specs] if isinstance(specs, Mapping) else list(specs)
+    planner = adapter("kv_cache")
     cache = vllm_config.cache_config
     before = cache.num_gpu_blocks_override
     if num_blocks is not None:
@@ -257,10 +258,10 @@ def _plan(
             )
         # vLLM's own switch: it decouples the number of blocks from memory, for every kind of group.
         cache.num_gpu_blocks_override = num_blocks
-        available_memory = 1
+        available_memory = [planner.memory_of_blocks(worker, num_blocks) for worker in workers]
     memory = [available_memory] * len(workers) if isinstance(available_memory, int) else list(available_memory or ())
     try:
-        return adapter("kv_cache").plan(vllm_config, workers, memory)  # type: ignore[no-any-return]
+        return planner.plan(vllm_config, workers, memory)  # type: ignore[no-any-return]
     finally:
         cache.num_gpu_blocks_override = before
 
@@ -332,9 +333,10 @@ def initialize_kv_cache(
         num_blocks: Number of blocks, or
         available_memory: bytes per worker; with neither, memory is measured by vLLM's profiling run.
     """
-    executors = adapter("executor")
+    executors, planner = adapter("executor"), adapter("kv_cache")
+    planner.register_specs(vllm_config)
     specs = executors.kv_cache_specs(executor)
-    adapter("kv_cache").respect_non_causal(vllm_config, specs)  # before memory is measured
+    planner.respect_non_causal(vllm_config, specs)  # before memory is measured
     executors.prepare_memory(executor, vllm_config, specs)
     memory: int | list[int] | None = available_memory
     if num_blocks is None and available_memory is None:

@@ -222,7 +222,8 @@ def test_a_request_whose_grammar_fails_leaves_nothing_behind(loop: Any, prompts:
     constraint = StructuredOutputsParams(regex="[0-9]+")  # nobody has chosen a back end for it
     params = vc.make_sampling_params(max_tokens=1, structured_outputs=constraint)
     with vc.capture_hidden_states(loop, (7,)) as capture:
-        with pytest.raises(ValueError, match="backend"):
+        # A ValueError that names the back end, from 0.33 on a bare assertion.
+        with pytest.raises((ValueError, AssertionError)):
             loop.add_request(vc.make_request("g", prompts[0], params, scheduler=loop.scheduler))
         with pytest.raises(vc.CaptureError, match="no states under this id"):
             capture.pop("g")

@@ -73,6 +73,23 @@ def test_sizes_that_are_none_are_refused(tiny_llama: str, size: dict[str, int], 
     assert caught.value.advice
 
 
+def test_a_plan_that_does_not_fit_changes_nothing(tiny_llama: str) -> None:
+    """vLLM refuses two blocks for 256 tokens; the config still says 256 then, so a second plan is not a shorter one."""
+    config = _config(tiny_llama)
+    with pytest.raises(ValueError, match="max seq len"):
+        vc.make_kv_cache_config(config, num_blocks=2)
+    assert config.model_config.max_model_len == 256
+    assert config.cache_config.num_gpu_blocks_override is None
+    assert vc.make_kv_cache_config(config, num_blocks=12).num_blocks == 12
+
+
+def test_sliding_windows_are_not_taken_for_full_attention(tiny_llama: str) -> None:
+    """Layers of one window have blocks freed behind it: specs of such a model come from its executor only."""
+    config = _config(tiny_llama, hf_overrides={"sliding_window": 64})
+    with pytest.raises(vc.UnsupportedField, match="its loaded executor"):
+        vc.make_kv_cache_specs(config)
+
+
 def test_an_unknown_kind_is_refused() -> None:
     """The message lists the kinds."""
     with pytest.raises(vc.VllmCompatError, match="full_attention, mla_attention, sliding_window"):

@@ -7,28 +7,56 @@ from typing import Any
 from vllm_compat.adapters.base import Adapter
 from vllm_compat.values import ScheduledBatch
 
+Rows = list[tuple[str, int]]
 
-class BatchRows_0_12(Adapter):
+
+class BatchRows_0_18(Adapter):
     """The V1 runner keeps one persistent ``input_batch``.
 
-    The V2 runner hands the batch of the step from ``execute_model`` to ``sample_tokens`` in ``execute_model_state``: by
-    name from 0.18.0 on, in an untyped tuple before, which is not read here.
+    The V2 runner hands the batch of the step from ``execute_model`` to ``sample_tokens`` in ``execute_model_state``,
+    a named tuple with ``input_batch`` (0.18.0).
     """
 
     surface = "batch_rows"
+    since = (0, 18, 0)
+
+    def read(self, runner: Any, batch: ScheduledBatch) -> Rows:
+        """(request id, number of rows) in row order. Call between ``execute_model`` and ``sample_tokens``."""
+        step_batch = self.of_step(runner)
+        if step_batch is not None:
+            # Both are as long as the batch has requests; the runner may pad them for a captured graph.
+            counts = zip(step_batch.req_ids, step_batch.num_scheduled_tokens, strict=False)
+            return [(request_id, int(count)) for request_id, count in counts]
+        scheduled = {request.request_id: request.num_scheduled_tokens for request in batch.requests}
+        # A persistent batch may hold requests that this step leaves out.
+        held = runner.input_batch.req_ids
+        return [(request_id, scheduled[request_id]) for request_id in held if request_id in scheduled]
+
+    def of_step(self, runner: Any, /) -> Any:
+        """The V2 runner's batch of this step; None of a V1 runner."""
+        return getattr(getattr(runner, "execute_model_state", None), "input_batch", None)
+
+
+class BatchRows_0_12(BatchRows_0_18):
+    """The state that the V2 runner hands on is a plain tuple, with the batch in a place that moved (until 0.17.1)."""
+
     since = (0, 12, 0)
 
-    def read(self, runner: Any, batch: ScheduledBatch) -> list[tuple[str, int]]:
-        """(request id, number of rows) in row order. Call between ``execute_model`` and ``sample_tokens``."""
-        counts = {request.request_id: request.num_scheduled_tokens for request in batch.requests}
+    def of_step(self, runner: Any, /) -> Any:
         state = getattr(runner, "execute_model_state", None)
-        step_batch = getattr(state, "input_batch", None)
-        if step_batch is not None:
-            return [
-                (request_id, int(count))
-                for request_id, count in zip(step_batch.req_ids, step_batch.num_scheduled_tokens, strict=False)
-            ]
-        return [(request_id, counts[request_id]) for request_id in runner.input_batch.req_ids if request_id in counts]
+        if not isinstance(state, tuple):
+            return None
+        # The V1 runner's state is a tuple too; nothing in it has request ids.
+        return next((item for item in state if hasattr(item, "req_ids") and hasattr(item, "idx_mapping")), None)
 
 
-ADAPTERS = (BatchRows_0_12,)
+class BatchRows_0_10(BatchRows_0_12):
+    """There is only the V1 runner (until 0.11.2). Up to 0.11.0 the batch stands until the next step begins."""
+
+    since = (0, 10, 2)
+
+    def of_step(self, _: Any, /) -> Any:
+        return None
+
+
+ADAPTERS = (BatchRows_0_18, BatchRows_0_12, BatchRows_0_10)

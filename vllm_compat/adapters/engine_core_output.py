@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from vllm_compat.adapters.base import Adapter, Need
 from vllm_compat.values import RequestUpdate
 
+_OUTPUT = "vllm.v1.engine:EngineCoreOutput"
+_FIELDS = (
+    "request_id",
+    "new_token_ids",
+    "new_logprobs",
+    "new_prompt_logprobs_tensors",
+    "finish_reason",
+    "stop_reason",
+)
 
-class EngineCoreOutput_0_11_1(Adapter):
-    """Log-probabilities are arrays (0.11.1); the number of cached tokens moved to ``prefill_stats`` (0.20.0)."""
+
+class EngineCoreOutput_0_20(Adapter):
+    """The number of cached tokens moved into ``prefill_stats``, told once, at the end of the prefill (0.20.0)."""
 
     surface = "engine_core_output"
-    since = (0, 11, 1)
-    needs = (
-        Need(
-            "vllm.v1.engine:EngineCoreOutput",
-            passes=(
-                "request_id",
-                "new_token_ids",
-                "new_logprobs",
-                "new_prompt_logprobs_tensors",
-                "finish_reason",
-                "stop_reason",
-            ),
-            read_only=True,
-        ),
-    )
+    since = (0, 20, 0)
+    needs: ClassVar[tuple[Need, ...]] = (Need(_OUTPUT, passes=(*_FIELDS, "prefill_stats"), read_only=True),)
 
     def read(self, output: Any) -> RequestUpdate:
         reason = output.finish_reason
@@ -36,24 +33,43 @@ class EngineCoreOutput_0_11_1(Adapter):
             # By name: the integers of FinishReason are not stable.
             finish_reason=None if reason is None else str(reason),
             stop_reason=output.stop_reason,
-            logprobs=None if output.new_logprobs is None else _rows(output.new_logprobs),
+            logprobs=None if output.new_logprobs is None else self.rows(output.new_logprobs),
             prompt_logprobs=(
-                None if output.new_prompt_logprobs_tensors is None else _rows(output.new_prompt_logprobs_tensors)
+                None if output.new_prompt_logprobs_tensors is None else self.rows(output.new_prompt_logprobs_tensors)
             ),
-            num_cached_tokens=_cached_tokens(output),
+            num_cached_tokens=self.cached_tokens(output),
         )
 
+    def cached_tokens(self, output: Any) -> int | None:
+        stats = output.prefill_stats
+        return None if stats is None else int(stats.num_cached_tokens)
 
-def _cached_tokens(output: Any) -> int | None:
-    stats = getattr(output, "prefill_stats", None)
-    if stats is not None:
-        return int(stats.num_cached_tokens)
-    return getattr(output, "num_cached_tokens", None)
+    def rows(self, logprobs: Any) -> tuple[dict[int, float], ...]:
+        """One dictionary token id -> log-probability per position; the position's own token comes first."""
+        return _rows(logprobs.logprob_token_ids.tolist(), logprobs.logprobs.tolist())
 
 
-def _rows(logprobs: Any) -> tuple[dict[int, float], ...]:
-    """One dictionary token id -> log-probability per position; the position's own token comes first."""
-    ids, values = logprobs.logprob_token_ids.tolist(), logprobs.logprobs.tolist()
+class EngineCoreOutput_0_11_1(EngineCoreOutput_0_20):
+    """Every step says how many tokens were cached. Log-probabilities are arrays (0.11.1)."""
+
+    since = (0, 11, 1)
+    needs: ClassVar[tuple[Need, ...]] = (Need(_OUTPUT, passes=(*_FIELDS, "num_cached_tokens"), read_only=True),)
+
+    def cached_tokens(self, output: Any) -> int | None:
+        return int(output.num_cached_tokens)
+
+
+class EngineCoreOutput_0_10(EngineCoreOutput_0_11_1):
+    """Log-probabilities of new tokens are Python lists, those of the prompt tensors (until 0.11.0)."""
+
+    since = (0, 10, 2)
+
+    def rows(self, logprobs: Any) -> tuple[dict[int, float], ...]:
+        ids, values = logprobs.logprob_token_ids, logprobs.logprobs
+        return _rows(*(item if isinstance(item, list) else item.tolist() for item in (ids, values)))
+
+
+def _rows(ids: list[list[int]], values: list[list[float]]) -> tuple[dict[int, float], ...]:
     # The first column is the token itself, and may appear again among the top ones: the first wins.
     rows = []
     for row_ids, row_values in zip(ids, values, strict=True):
@@ -64,4 +80,4 @@ def _rows(logprobs: Any) -> tuple[dict[int, float], ...]:
     return tuple(rows)
 
 
-ADAPTERS = (EngineCoreOutput_0_11_1,)
+ADAPTERS = (EngineCoreOutput_0_20, EngineCoreOutput_0_11_1, EngineCoreOutput_0_10)

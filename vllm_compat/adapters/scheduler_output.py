@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from typing import Any, ClassVar
 
 from vllm_compat.adapters.base import Adapter, Need
 from vllm_compat.values import ScheduledBatch, ScheduledRequest
@@ -10,33 +11,27 @@ from vllm_compat.values import ScheduledBatch, ScheduledRequest
 _OUTPUT = "vllm.v1.core.sched.output"
 
 
-class SchedulerOutput_0_11_1(Adapter):
-    """Cached requests are one object of parallel lists with ``resumed_req_ids`` (0.11.1).
+_BATCH = (
+    "scheduled_new_reqs",
+    "scheduled_cached_reqs",
+    "num_scheduled_tokens",
+    "total_num_scheduled_tokens",
+    "scheduled_spec_decode_tokens",
+    "finished_req_ids",
+)
+_NEW = Need(f"{_OUTPUT}:NewRequestData", passes=("req_id", "block_ids", "num_computed_tokens"), read_only=True)
+_CACHED = ("req_ids", "new_block_ids", "num_computed_tokens")
 
-    ``preempted_req_ids`` came in 0.12.0; before, nothing says which requests were preempted.
-    """
+
+class SchedulerOutput_0_12(Adapter):
+    """The scheduler names the requests that it preempted (``preempted_req_ids``, 0.12.0)."""
 
     surface = "scheduler_output"
-    since = (0, 11, 1)
-    needs = (
-        Need(
-            f"{_OUTPUT}:SchedulerOutput",
-            passes=(
-                "scheduled_new_reqs",
-                "scheduled_cached_reqs",
-                "num_scheduled_tokens",
-                "total_num_scheduled_tokens",
-                "scheduled_spec_decode_tokens",
-                "finished_req_ids",
-            ),
-            read_only=True,
-        ),
-        Need(f"{_OUTPUT}:NewRequestData", passes=("req_id", "block_ids", "num_computed_tokens"), read_only=True),
-        Need(
-            f"{_OUTPUT}:CachedRequestData",
-            passes=("req_ids", "resumed_req_ids", "new_block_ids", "num_computed_tokens"),
-            read_only=True,
-        ),
+    since = (0, 12, 0)
+    needs: ClassVar[tuple[Need, ...]] = (
+        Need(f"{_OUTPUT}:SchedulerOutput", passes=(*_BATCH, "preempted_req_ids"), read_only=True),
+        _NEW,
+        Need(f"{_OUTPUT}:CachedRequestData", passes=(*_CACHED, "resumed_req_ids"), read_only=True),
     )
 
     def read(self, output: Any) -> ScheduledBatch:
@@ -54,6 +49,7 @@ class SchedulerOutput_0_11_1(Adapter):
             for new in output.scheduled_new_reqs
         ]
         cached = output.scheduled_cached_reqs
+        resumed = self.resumed(cached)
         for request_id, computed, blocks in zip(
             cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True
         ):
@@ -63,7 +59,7 @@ class SchedulerOutput_0_11_1(Adapter):
                     num_computed_tokens=computed,
                     num_scheduled_tokens=counts[request_id],
                     is_new=False,
-                    resumed=request_id in cached.resumed_req_ids,
+                    resumed=request_id in resumed,
                     draft_token_ids=tuple(drafts.get(request_id, ())),
                     new_block_ids=tuple(tuple(group) for group in blocks or ()),
                 )
@@ -72,8 +68,44 @@ class SchedulerOutput_0_11_1(Adapter):
             requests=tuple(requests),
             total_num_scheduled_tokens=output.total_num_scheduled_tokens,
             finished_request_ids=frozenset(output.finished_req_ids),
-            preempted_request_ids=frozenset(getattr(output, "preempted_req_ids", None) or ()),
+            preempted_request_ids=self.preempted(output),
         )
 
+    def resumed(self, cached: Any) -> Collection[str]:
+        """Ids of the requests that start again after a preemption."""
+        return cached.resumed_req_ids  # type: ignore[no-any-return]
 
-ADAPTERS = (SchedulerOutput_0_11_1,)
+    def preempted(self, output: Any, /) -> frozenset[str]:
+        return frozenset(output.preempted_req_ids or ())
+
+
+class SchedulerOutput_0_11_1(SchedulerOutput_0_12):
+    """Requests that start again after a preemption are a set of ids (0.11.1). Nothing says which were preempted."""
+
+    since = (0, 11, 1)
+    needs: ClassVar[tuple[Need, ...]] = (
+        Need(f"{_OUTPUT}:SchedulerOutput", passes=_BATCH, read_only=True),
+        _NEW,
+        Need(f"{_OUTPUT}:CachedRequestData", passes=(*_CACHED, "resumed_req_ids"), read_only=True),
+    )
+
+    def preempted(self, _: Any, /) -> frozenset[str]:
+        return frozenset()
+
+
+class SchedulerOutput_0_10(SchedulerOutput_0_11_1):
+    """Requests that start again are a list of booleans beside the ids (``resumed_from_preemption``, until 0.11.0)."""
+
+    since = (0, 10, 2)
+    needs: ClassVar[tuple[Need, ...]] = (
+        Need(f"{_OUTPUT}:SchedulerOutput", passes=_BATCH, read_only=True),
+        _NEW,
+        Need(f"{_OUTPUT}:CachedRequestData", passes=(*_CACHED, "resumed_from_preemption"), read_only=True),
+    )
+
+    def resumed(self, cached: Any) -> Collection[str]:
+        pairs = zip(cached.req_ids, cached.resumed_from_preemption, strict=True)
+        return {request_id for request_id, resumed in pairs if resumed}
+
+
+ADAPTERS = (SchedulerOutput_0_12, SchedulerOutput_0_11_1, SchedulerOutput_0_10)
