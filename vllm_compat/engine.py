@@ -259,8 +259,9 @@ class EngineLoop:
     def _check_hashes(self, request: Any) -> None:
         if self.block_hasher is None:
             return
-        size = adapter("block_hashing").block_sizes(self.vllm_config, self.kv_cache_config)[1]
-        expected = request.num_tokens // size
+        hashing = adapter("block_hashing")
+        size = hashing.block_sizes(self.vllm_config, self.kv_cache_config)[1]
+        expected = max(0, request.num_tokens - hashing.lookahead(self.vllm_config)) // size
         # From 0.33 vLLM itself stays silent when hashes are missing, and simply never caches.
         if len(request.block_hashes) != expected:
             raise VllmCompatError(

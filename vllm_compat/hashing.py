@@ -29,7 +29,8 @@ def ensure_none_hash(hash_algo: str = "sha256") -> None:
     """Initialise vLLM's NONE_HASH for ``hash_algo``, once per process. Thread-safe.
 
     A second call with the same function does nothing; so does a call after vLLM's own EngineCore did it with the same
-    function in this process.
+    function in this process. Before vLLM 0.29 NONE_HASH is random unless PYTHONHASHSEED is set, and bears no trace of
+    the function: then one that vLLM made is accepted for any.
 
     Args:
         hash_algo: A name that ``CacheConfig.prefix_caching_hash_algo`` accepts: "sha256", "sha256_cbor", "xxhash", …
@@ -42,15 +43,19 @@ def ensure_none_hash(hash_algo: str = "sha256") -> None:
     hashing = adapter("block_hashing")
     with _lock:
         function = hashing.hash_function(hash_algo)
-        if hashing.none_hash() is None:
+        standing = hashing.none_hash()
+        if standing is None:
             hashing.init_none_hash(function)
             _initialised = hash_algo, hashing.none_hash()
             return
-        if hashing.made_by(function):
-            return
         by = "another function, by vLLM itself"
-        if _initialised is not None and _initialised[1] == hashing.none_hash():
+        if _initialised is not None and _initialised[1] == standing:
+            # Ours, so we know more than the bytes may tell.
             by = _initialised[0]
+            if by == hash_algo:
+                return
+        elif hashing.made_by(function):
+            return
         raise HashFunctionMismatch(
             f"block hashes with {hash_algo}",
             needed=f"a process whose NONE_HASH was initialised with {hash_algo}",
@@ -77,12 +82,15 @@ def make_block_hasher(
         hash_algo: Name of the hash function, instead of the config's.
 
     Returns:
-        A callable for ``Request(block_hasher=…)``. ``len(request.block_hashes) == num_tokens // block_size``.
+        A callable for ``Request(block_hasher=…)``. ``len(request.block_hashes) == num_tokens // block_size``, or
+        ``(num_tokens - n) // block_size`` where a config with an EAGLE-like draft makes each hash cover the n tokens
+        after its block too (vLLM 0.33).
 
     Raises:
         HashFunctionMismatch: see ``ensure_none_hash``. ValueError: unknown function or block size below 1.
     """
     hashing = adapter("block_hashing")
+    config = vllm_config
     if block_size is UNSET or hash_algo is UNSET:
         config = vllm_config if vllm_config is not None else hashing.current_config()
         if hash_algo is UNSET:
@@ -92,5 +100,5 @@ def make_block_hasher(
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1 token, not {block_size}")
     ensure_none_hash(hash_algo)
-    hasher: BlockHasher = hashing.make_hasher(block_size, hashing.hash_function(hash_algo))
+    hasher: BlockHasher = hashing.make_hasher(block_size, hashing.hash_function(hash_algo), hashing.lookahead(config))
     return hasher

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from here import BLOCK_SIZE
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on CPU the worker stays in this process
@@ -114,7 +115,7 @@ def loop(tiny_llama: str) -> Iterator[Any]:
         enforce_eager=True,
         max_model_len=512,
         max_num_batched_tokens=64,
-        block_size=32,
+        block_size=BLOCK_SIZE,
         max_num_seqs=4,
         enable_prefix_caching=True,
     )
@@ -133,7 +134,7 @@ def scheduler_config(tiny_llama: str) -> Any:
         enforce_eager=True,
         max_model_len=256,
         max_num_batched_tokens=64,
-        block_size=32,
+        block_size=BLOCK_SIZE,
         max_num_seqs=8,
         enable_prefix_caching=True,
     )

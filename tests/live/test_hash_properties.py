@@ -10,10 +10,12 @@ import threading
 from typing import Any
 
 import pytest
+from here import RELEASE, by_release, hash_functions
 from hypothesis import given
 from hypothesis import strategies as st
 
 import vllm_compat as vc
+from vllm_compat.adapters.select import adapter
 
 TOKENS = st.lists(st.integers(0, 163_839), max_size=300)
 SIZES = st.integers(1, 128)
@@ -75,21 +77,31 @@ def test_block_size_below_one_is_refused() -> None:
         vc.make_block_hasher(block_size=0, hash_algo="sha256")
 
 
+#: Without PYTHONHASHSEED, NONE_HASH is 32 random bytes in every process; from 0.29.0 a constant for SHA-256.
+RANDOM = RELEASE < (0, 29, 0)
+SEEDED = {"PYTHONHASHSEED": "7"}
+
+
 def test_hashes_equal_those_of_vllms_engine_core() -> None:
     """The hasher is vLLM's own with the NONE_HASH that EngineCore would make."""
-    from vllm.utils.hashing import sha256
-    from vllm.v1.core import kv_cache_utils
-
-    vc.ensure_none_hash("sha256")
-    ours = kv_cache_utils.NONE_HASH
-    kv_cache_utils.init_none_hash(sha256)
-
-    assert ours == kv_cache_utils.NONE_HASH
+    said = _in_process(
+        """
+        import vllm_compat as vc
+        from vllm.v1.core import kv_cache_utils
+        vc.ensure_none_hash("sha256")
+        ours = kv_cache_utils.NONE_HASH
+        kv_cache_utils.init_none_hash(hashing.sha256)
+        print(ours == kv_cache_utils.NONE_HASH)
+        """,
+        **(SEEDED if RANDOM else {}),
+    )
+    assert said == "True"
 
 
 def _in_process(code: str, **environment: str) -> str:
+    head = f"import {hash_functions().__name__} as hashing\n"
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
+        [sys.executable, "-c", head + textwrap.dedent(code)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -127,9 +139,8 @@ def test_vllms_own_initialisation_is_accepted_or_named() -> None:
     said = _in_process(
         """
         import vllm_compat as vc
-        from vllm.utils.hashing import sha256
         from vllm.v1.core import kv_cache_utils
-        kv_cache_utils.init_none_hash(sha256)
+        kv_cache_utils.init_none_hash(hashing.sha256)
         value = kv_cache_utils.NONE_HASH
         try:
             vc.ensure_none_hash("sha256_cbor")
@@ -138,7 +149,8 @@ def test_vllms_own_initialisation_is_accepted_or_named() -> None:
         vc.ensure_none_hash("sha256")
         assert kv_cache_utils.NONE_HASH == value
         print(found)
-        """
+        """,
+        **(SEEDED if RANDOM else {}),
     )
     assert "by vLLM itself" in said
 
@@ -148,30 +160,51 @@ def test_a_later_initialisation_by_vllm_is_not_called_ours() -> None:
     said = _in_process(
         """
         import vllm_compat as vc
-        from vllm.utils.hashing import sha256_cbor
         from vllm.v1.core import kv_cache_utils
         vc.ensure_none_hash("sha256")
-        kv_cache_utils.init_none_hash(sha256_cbor)
+        kv_cache_utils.init_none_hash(hashing.sha256_cbor)
         try:
             vc.ensure_none_hash("sha256")
         except vc.HashFunctionMismatch as error:
             print(error.found)
-        """
+        """,
+        **(SEEDED if RANDOM else {}),
     )
     assert "by vLLM itself" in said
 
 
-def test_random_seeds_are_recognised() -> None:
-    """xxhash starts from random bytes (vLLM 0.29 on): a second call is a no-op all the same."""
+def test_random_bytes_of_vllm_are_accepted_for_any_function() -> None:
+    """Where NONE_HASH is random it bears no trace of the function; then what vLLM made is kept as it is."""
     said = _in_process(
         """
         import os
         os.environ.pop("PYTHONHASHSEED", None)
         import vllm_compat as vc
         from vllm.v1.core import kv_cache_utils
-        vc.ensure_none_hash("xxhash")
+        kv_cache_utils.init_none_hash(hashing.sha256)
         value = kv_cache_utils.NONE_HASH
-        vc.ensure_none_hash("xxhash")
+        try:
+            vc.ensure_none_hash("sha256_cbor")
+            print("accepted", kv_cache_utils.NONE_HASH == value)
+        except vc.HashFunctionMismatch:
+            print("refused")
+        """
+    )
+    assert said == ("accepted True" if RANDOM else "refused")
+
+
+def test_random_seeds_are_recognised() -> None:
+    """Random bytes (any function up to 0.28, xxhash later): a second call is a no-op all the same."""
+    algorithm = by_release(("0", "sha256"), ("0.29.0", "xxhash"))
+    said = _in_process(
+        f"""
+        import os
+        os.environ.pop("PYTHONHASHSEED", None)
+        import vllm_compat as vc
+        from vllm.v1.core import kv_cache_utils
+        vc.ensure_none_hash("{algorithm}")
+        value = kv_cache_utils.NONE_HASH
+        vc.ensure_none_hash("{algorithm}")
         assert kv_cache_utils.NONE_HASH == value
         print("same")
         """
@@ -187,7 +220,7 @@ def test_unknown_function_is_vllms_own_error() -> None:
 
 @pytest.mark.parametrize("seed", [None, "7"])
 def test_processes_agree(seed: str | None) -> None:
-    """sha256 hashes are the same in two processes, with and without PYTHONHASHSEED (vLLM from 0.29 on)."""
+    """sha256 hashes are the same in two processes with PYTHONHASHSEED, and from 0.29 on without it too."""
     code = """
         import os
         import vllm_compat as vc
@@ -196,7 +229,8 @@ def test_processes_agree(seed: str | None) -> None:
         print(r.block_hashes[-1].hex())
     """
     environment = {} if seed is None else {"PYTHONHASHSEED": seed}
-    assert _in_process(code, **environment) == _in_process(code, **environment)
+    agree = _in_process(code, **environment) == _in_process(code, **environment)
+    assert agree is (seed is not None or not RANDOM)
 
 
 def test_concurrent_first_use_of_a_surface() -> None:
@@ -211,3 +245,29 @@ def test_concurrent_first_use_of_a_surface() -> None:
     for thread in threads:
         thread.join()
     assert len(made) == 8
+
+
+def test_the_current_config_gives_the_block_size(scheduler_config: Any, params: Any) -> None:
+    """Inside ``set_current_vllm_config`` its block size holds, outside of it the default of vLLM's CacheConfig."""
+    from vllm.config import set_current_vllm_config
+
+    size = scheduler_config.cache_config.block_size
+    scheduler_config.cache_config.block_size = 3 * size
+    try:
+        with set_current_vllm_config(scheduler_config):
+            inside = vc.make_request("r", list(range(6 * size)), params)
+    finally:
+        scheduler_config.cache_config.block_size = size
+    outside = vc.make_request("r", list(range(6 * size)), params)
+    assert len(inside.block_hashes) == 2
+    assert len(outside.block_hashes) == 6 * size // 16
+
+
+def test_hashes_that_look_ahead(scheduler_config: Any, params: Any) -> None:
+    """From 0.33.0 a hash can cover tokens after its block, so it waits for them; before, nothing looks ahead."""
+    vc.ensure_none_hash("sha256")
+    hashing = adapter("block_hashing")
+    hasher = hashing.make_hasher(16, hashing.hash_function("sha256"), 3)
+    request = vc.make_request("r", list(range(48)), params, block_hasher=hasher)
+    assert len(request.block_hashes) == by_release(("0", 3), ("0.33.0", 2))
+    assert hashing.lookahead(scheduler_config) == 0  # it has no draft

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 from conftest import run_script
+from here import RELEASE, by_release
 from vllm import SamplingParams
 
 import vllm_compat as vc
@@ -55,16 +57,16 @@ def test_hasher_follows_the_schedulers_block_size(scheduler_config: Any) -> None
 
 @pytest.mark.parametrize("case", ["bare_request", "no_none_hash", "make_request"])
 def test_what_the_bare_constructor_does(case: str, tiny_llama: str) -> None:
-    """vLLM 0.32: a Request without hasher dies of an IndexError, a hasher before NONE_HASH of a NameError; ours of
-    neither (each in a fresh process, since NONE_HASH is one per process).
+    """A Request without hasher dies of an AssertionError or IndexError, or is never cached (0.33); a hasher before
+    NONE_HASH dies of a NameError; ours of neither (each in a fresh process, since NONE_HASH is one per process).
     """
-    expected = {"bare_request": "IndexError", "no_none_hash": "NameError", "make_request": ""}
+    bare = by_release(("0.10.1", "AssertionError"), ("0.26.0", "IndexError"), ("0.33.0", ""))
+    expected = {"bare_request": bare, "no_none_hash": "NameError", "make_request": ""}
 
     result = run_script("bare_request.py", case, tiny_llama)
 
     assert expected[case] == result["error"]
-    if case == "make_request":
-        assert result["cached_blocks"] == 4
+    assert result["cached_blocks"] == (4 if case == "make_request" else 0)
 
 
 def test_a_loop_refuses_a_request_without_hashes(loop: Any) -> None:
@@ -90,30 +92,113 @@ def test_a_hand_made_request_runs_like_any_other(loop: Any, prompts: list[list[i
     assert (expected.token_ids, expected.finish_reason) == (actual.token_ids, actual.finish_reason)
 
 
-def test_eos_leaves_the_callers_params_alone() -> None:
-    """The sampling params that get the end-of-sequence id are a copy."""
-    params = vc.make_sampling_params(max_tokens=4)
+@pytest.mark.parametrize("skip_clone", [False, True])
+def test_eos_leaves_the_callers_params_alone(skip_clone: bool) -> None:
+    """The sampling params that get the end-of-sequence id are a copy, also where vLLM's own clone is shallow."""
+    options = {"skip_clone": True} if skip_clone and RELEASE >= (0, 14, 0) else {}
+    params = vc.make_sampling_params(max_tokens=4, min_tokens=2, **options)
     request = vc.make_request("r", [1, 2, 3], params, eos_token_id=9)
-    assert request.sampling_params.eos_token_id == 9
-    assert params.eos_token_id is None
+    assert vc.read_request(request)["eos_token_id"] == 9
+    assert 9 in request.sampling_params.all_stop_token_ids  # which min_tokens suppresses
+    assert 9 not in params.all_stop_token_ids
+    assert getattr(params, "eos_token_id", None) is None
+
+
+def test_a_request_ends_at_its_eos(scheduler_config: Any) -> None:
+    """Wherever the release keeps the id; ``ignore_eos`` goes past it."""
+    for ignore, expected in ((False, 1), (True, 3)):
+        scheduler = _scheduler(scheduler_config)
+        params = vc.make_sampling_params(temperature=0.0, max_tokens=3, ignore_eos=ignore)
+        request = vc.make_request("r", [1, 2, 3], params, scheduler=scheduler, eos_token_id=9)
+        _run_to_end(scheduler, request, token=9)
+        assert [9] * expected == list(request.output_token_ids)
+
+
+#: Option -> its first release ("" where every supported one has it), and a value.
+OPTIONS: dict[str, tuple[str, Any]] = {
+    "arrival_time": ("", 12.5),
+    "cache_salt": ("", "salt"),
+    "priority": ("", 3),
+    "trace_headers": ("", {"traceparent": "00-0"}),
+    "client_index": ("", 2),
+    "resumable": ("0.15.0", True),
+    "session_id": ("0.28.0", "s"),
+    "abort_immediately": ("0.21.0", True),
+}
 
 
 def test_every_option_reaches_the_request() -> None:
     """Round trip: what make_request was given is what read_request reads."""
-    options: dict[str, Any] = {
-        "arrival_time": 12.5,
-        "cache_salt": "salt",
-        "priority": 3,
-        "trace_headers": {"traceparent": "00-0"},
-        "client_index": 2,
-        "resumable": True,
-        "session_id": "s",
-        "abort_immediately": True,
-    }
+    options = {name: value for name, (since, value) in OPTIONS.items() if not since or by_release((since, True))}
     params = vc.make_sampling_params(max_tokens=4)
     read = vc.read_request(vc.make_request("r", [1, 2, 3], params, **options))
     assert options == {name: read[name] for name in options}
     assert read["prompt_token_ids"] == [1, 2, 3]
+
+
+def test_what_is_read_makes_the_same_request() -> None:
+    """read_request gives options of make_request, all of which this release takes."""
+    params = vc.make_sampling_params(max_tokens=4, min_tokens=2)
+    read = vc.read_request(vc.make_request("r", list(range(40)), params, eos_token_id=9, cache_salt="s"))
+    again = vc.read_request(vc.make_request(**{name: vc.UNSET if v is None else v for name, v in _keep(read).items()}))
+    assert read == again
+
+
+def _keep(read: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in read.items() if name not in ("pooling_params",)}
+
+
+@pytest.mark.parametrize("name", [name for name, (since, _) in OPTIONS.items() if since])
+def test_an_option_that_is_too_new_is_refused(name: str) -> None:
+    """By name, with the first release that has it; never dropped."""
+    since, value = OPTIONS[name]
+    if by_release((since, True)):
+        return  # reaches the request: see above
+    params = vc.make_sampling_params(max_tokens=4)
+    with pytest.raises(vc.UnsupportedField, match=f"vLLM {since} or newer") as error:
+        vc.make_request("r", [1, 2, 3], params, **{name: value})
+    assert error.value.symbol == f"Request.{name}"
+
+
+@pytest.mark.parametrize("option", ["structured_outputs", "guided_decoding"])
+def test_structured_output_by_either_name(option: str) -> None:
+    """The request waits for a grammar of what was asked for, in the class that the release has."""
+    import vllm.sampling_params as module
+
+    params = vc.make_sampling_params(
+        max_tokens=4, **{option: {"choice": ["yes", "no"], "disable_any_whitespace": True}}
+    )
+    name = by_release(("0", "GuidedDecodingParams"), ("0.11.0", "StructuredOutputsParams"))
+    asked = getattr(params, by_release(("0", "guided_decoding"), ("0.11.0", "structured_outputs")))
+    assert type(asked) is getattr(module, name)
+    assert (["yes", "no"], True) == (asked.choice, asked.disable_any_whitespace)
+    request = vc.make_request("r", [1, 2, 3], params)
+    assert request.use_structured_output
+    assert request.status.name == by_release(
+        ("0", "WAITING_FOR_FSM"), ("0.19.0", "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR")
+    )
+    # As it is, and as the class of a release that calls it otherwise.
+    again = vc.make_sampling_params(max_tokens=4, **{option: asked})
+    assert getattr(again, by_release(("0", "guided_decoding"), ("0.11.0", "structured_outputs"))) == asked
+    assert not vc.make_request("r", [1], vc.make_sampling_params(max_tokens=1)).use_structured_output
+
+
+def test_structured_output_by_another_releases_class() -> None:
+    """Any dataclass with the fields; a field that is set and does not exist here is refused, one at its default not."""
+
+    @dataclasses.dataclass
+    class Foreign:
+        regex: str | None = None
+        backend: str | None = None
+        not_yet_invented: str | None = None
+
+    params = vc.make_sampling_params(max_tokens=4, structured_outputs=Foreign(regex="a+"))
+    asked = getattr(params, by_release(("0", "guided_decoding"), ("0.11.0", "structured_outputs")))
+    assert asked.regex == "a+"
+    with pytest.raises(vc.UnsupportedField, match="not_yet_invented"):
+        vc.make_sampling_params(max_tokens=4, structured_outputs=Foreign(regex="a+", not_yet_invented="x"))
+    with pytest.raises(vc.VllmCompatError, match="two names of one option"):
+        vc.make_sampling_params(max_tokens=4, structured_outputs={"regex": "a"}, guided_decoding={"regex": "a"})
 
 
 def test_salt_changes_every_hash() -> None:
@@ -128,8 +213,8 @@ def test_pooling_request() -> None:
     """PoolingParams make a pooling request."""
     from vllm import PoolingParams
 
-    request = vc.make_request("p", [1, 2, 3], pooling_params=PoolingParams(task="token_embed"))
-    assert request.pooling_params.task == "token_embed"
+    request = vc.make_request("p", [1, 2, 3], pooling_params=PoolingParams(task="embed"))
+    assert request.pooling_params.task == "embed"
     assert request.sampling_params is None
 
 

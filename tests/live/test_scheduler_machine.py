@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import pytest
+from here import BLOCK_SIZE, by_release
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import vllm_compat as vc
 from vllm_compat.adapters.select import adapter
+
+#: The fewest blocks in which vLLM lets one request of 256 tokens run; one of them is the null block.
+FEWEST = 256 // BLOCK_SIZE + 1
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -27,7 +31,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ended: dict[str, str] = {}
         self.count = 0
 
-    @initialize(num_blocks=st.integers(9, 24), kind=st.sampled_from(["sync", "async"]))
+    @initialize(num_blocks=st.integers(FEWEST, FEWEST + 15), kind=st.sampled_from(["sync", "async"]))
     def make(self, num_blocks: int, kind: str) -> None:
         self.scheduler = vc.make_scheduler(
             self.config, vc.make_kv_cache_config(self.config, num_blocks=num_blocks), scheduler_cls=kind
@@ -110,7 +114,7 @@ def test_no_block_leaked_and_no_token_lost(scheduler_config: Any) -> None:
 
 def test_what_a_step_says_of_its_requests(scheduler_config: Any) -> None:
     """New, continued, preempted, resumed and finished requests, and the blocks that each gets, in a cache too small."""
-    kv = vc.make_kv_cache_config(scheduler_config, num_blocks=9)  # eight and the null block: four for each prompt
+    kv = vc.make_kv_cache_config(scheduler_config, num_blocks=FEWEST)  # half of them for each prompt
     scheduler = vc.make_scheduler(scheduler_config, kv)
     params = vc.make_sampling_params(temperature=0.0, max_tokens=20, ignore_eos=True)
     known, blocks, batches = {}, {}, []
@@ -131,7 +135,7 @@ def test_what_a_step_says_of_its_requests(scheduler_config: Any) -> None:
             held = [] if fresh else blocks[request.request_id]
             blocks[request.request_id] = held + [block for group in request.new_block_ids for block in group]
             # Rows of the step need a place each.
-            assert len(blocks[request.request_id]) >= -(-at // 32)
+            assert len(blocks[request.request_id]) >= -(-at // BLOCK_SIZE)
             assert len(set(blocks[request.request_id])) == len(blocks[request.request_id])
         scheduler.update_from_output(scheduled, vc.make_model_runner_output(sampled))
 
@@ -140,7 +144,9 @@ def test_what_a_step_says_of_its_requests(scheduler_config: Any) -> None:
         assert [True] + [False] * (len([r for n, r in seen if n == name]) - 1) == [
             request.is_new for n, request in seen if n == name
         ]
-    assert [{"b"}] == [set(batch.preempted_request_ids) for batch in batches if batch.preempted_request_ids]
+    # Before 0.12.0 a SchedulerOutput does not say whom it preempted.
+    preempted = by_release(("0", []), ("0.12.0", [{"b"}]))
+    assert preempted == [set(batch.preempted_request_ids) for batch in batches if batch.preempted_request_ids]
     assert ["b"] == [n for n, request in seen if request.resumed]
     assert [{"a"}, {"b"}] == [set(batch.finished_request_ids) for batch in batches if batch.finished_request_ids]
 
@@ -154,7 +160,30 @@ def test_scheduler_class_by_name(scheduler_config: Any, kind: str) -> None:
     class Mine(Scheduler):  # type: ignore[misc]
         pass
 
-    kv = vc.make_kv_cache_config(scheduler_config, num_blocks=16)
+    kv = vc.make_kv_cache_config(scheduler_config, num_blocks=FEWEST)
     expected = {"sync": Scheduler, "async": AsyncScheduler}[kind]
     assert type(vc.make_scheduler(scheduler_config, kv, scheduler_cls=kind)) is expected
     assert type(vc.make_scheduler(scheduler_config, kv, scheduler_cls=Mine)) is Mine
+
+
+def test_scheduler_class_of_the_config(scheduler_config: Any) -> None:
+    """Without a name the config decides, also one whose field (up to 0.11.0) still names the V0 scheduler."""
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    kv = vc.make_kv_cache_config(scheduler_config, num_blocks=FEWEST)
+    config = scheduler_config.scheduler_config
+    before = config.scheduler_cls, config.async_scheduling
+    names = [None, f"{Scheduler.__module__}.Scheduler"]
+    names = by_release(("0", ["vllm.core.scheduler.Scheduler", names[1]]), ("0.11.1", names))
+    try:
+        for name, is_async, expected in (
+            (names[0], False, Scheduler),
+            (names[0], True, AsyncScheduler),
+            (names[1], False, Scheduler),
+            (AsyncScheduler, True, AsyncScheduler),
+        ):
+            config.scheduler_cls, config.async_scheduling = name, is_async
+            assert type(vc.make_scheduler(scheduler_config, kv)) is expected
+    finally:
+        config.scheduler_cls, config.async_scheduling = before

@@ -72,12 +72,14 @@ class Adapter:
     """One surface over one range of releases, from ``since`` until the next class of the same file takes over.
 
     A subclass states in ``needs`` every symbol it calls; that is what the live signature is checked against before its
-    first use, and what the contract tests check against every recorded release.
+    first use, and what the contract tests check against every recorded release. ``left`` names, by ``Need.short``, the
+    parameters that are deliberately never passed, so that one which nobody thought about is noticed.
     """
 
     surface: ClassVar[str]
     since: ClassVar[Release]
     needs: ClassVar[tuple[Need, ...]] = ()
+    left: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     @classmethod
     def label(cls) -> str:

@@ -66,6 +66,24 @@ class VllmConfig_0_10(VllmConfig_0_11):
         return config
 
 
+@contextmanager
+def _core_in_this_process() -> Iterator[None]:
+    """Say, while the config is made, that the engine core runs in the calling process, as it does with us.
+
+    On CPU, vLLM would otherwise put even a single worker into a process of its own (platforms/cpu.py, from 0.24.0).
+    A value that the caller set is left alone.
+    """
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
 def _refuse(name: str, known: set[str]) -> None:
     """Raise UnsupportedField for an option that EngineArgs does not have here."""
     if name in LIVES:

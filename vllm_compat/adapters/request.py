@@ -3,10 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from vllm_compat._unset import UNSET
 from vllm_compat.adapters.base import Adapter, Need
+
+_REQUEST = "vllm.v1.request:Request"
+#: What every release requires, ``eos_token_id`` up to 0.16 apart.
+_ALWAYS = ("request_id", "prompt_token_ids", "sampling_params", "pooling_params")
+_OPTIONS = {
+    "client_index": "",
+    "arrival_time": "",
+    "prompt_embeds": "0.11.0",
+    "prompt_is_token_ids": "0.21.0",
+    "mm_features": "",
+    "lora_request": "",
+    "cache_salt": "",
+    "priority": "",
+    "trace_headers": "",
+    "resumable": "0.15.0",
+    "session_id": "0.28.0",
+    "reasoning_ended": "0.16.0",
+    "reasoning_parser_kwargs": "0.20.1",
+    "abort_immediately": "0.21.0",
+    "kv_hints": "0.31.0",
+}
+#: Options that came later than the oldest release served, and are attributes by the same name.
+_SAME_NAME = ("prompt_embeds", "prompt_is_token_ids", "resumable", "session_id", "abort_immediately", "kv_hints")
+
+
+def _with_eos(params: Any, eos_token_id: int) -> Any:
+    """A copy of ``params`` that knows the end-of-sequence id, as vLLM's front end makes it.
+
+    The id joins those that ``min_tokens`` suppresses, and from 0.17 it becomes ``SamplingParams.eos_token_id``.
+    """
+    params = params.clone()
+    # clone() is shallow with skip_clone (0.14.0): the set would still be the caller's.
+    params._all_stop_token_ids = set(params._all_stop_token_ids)
+    # By position: the keyword was called model_eos_token_id up to 0.16.0.
+    params.update_from_generation_config({}, eos_token_id)
+    return params
 
 
 class Request_0_17(Adapter):
@@ -18,28 +54,8 @@ class Request_0_17(Adapter):
 
     surface = "request"
     since = (0, 17, 0)
-    request = Need(
-        "vllm.v1.request:Request",
-        passes=("request_id", "prompt_token_ids", "sampling_params", "pooling_params", "block_hasher"),
-        options={
-            "client_index": "",
-            "arrival_time": "",
-            "prompt_embeds": "",
-            "prompt_is_token_ids": "0.21.0",
-            "mm_features": "",
-            "lora_request": "",
-            "cache_salt": "",
-            "priority": "",
-            "trace_headers": "",
-            "resumable": "",
-            "session_id": "0.28.0",
-            "reasoning_ended": "",
-            "reasoning_parser_kwargs": "0.20.1",
-            "abort_immediately": "0.21.0",
-            "kv_hints": "0.31.0",
-        },
-    )
-    needs = (request,)
+    request = Need(_REQUEST, passes=(*_ALWAYS, "block_hasher"), options=_OPTIONS)
+    needs: ClassVar[tuple[Need, ...]] = (request,)
 
     def build(self, options: Mapping[str, Any], eos_token_id: Any) -> Any:
         """A native Request.
@@ -49,39 +65,94 @@ class Request_0_17(Adapter):
             eos_token_id: Stop at this id, or UNSET/None for what the sampling params say themselves.
         """
         given = dict(options)
-        params = given["sampling_params"]
-        if params is not None and eos_token_id is not UNSET and eos_token_id is not None:
-            given["sampling_params"] = params = params.clone()
-            # By position: the keyword was called model_eos_token_id up to 0.16.0.
-            params.update_from_generation_config({}, eos_token_id)
+        if given["sampling_params"] is not None and eos_token_id is not UNSET and eos_token_id is not None:
+            given["sampling_params"] = _with_eos(given["sampling_params"], eos_token_id)
         return self.construct(self.request, given)
 
+    def eos_of(self, request: Any) -> int | None:
+        """The id at which the request ends; None where there is none (``ignore_eos``, pooling)."""
+        params = request.sampling_params
+        return params.eos_token_id if params is not None else None
+
+    def hasher_of(self, request: Any) -> Any:
+        return request._block_hasher
+
     def read(self, request: Any) -> dict[str, Any]:
-        """The options that ``build`` takes, read back from a native Request."""
-        structured = request.structured_output_request
+        """The options that ``build`` takes, read back from a native Request; those that the release has."""
         values = {
             "request_id": request.request_id,
             "prompt_token_ids": request.prompt_token_ids,
             "sampling_params": request.sampling_params,
             "pooling_params": request.pooling_params,
-            "block_hasher": request._block_hasher,
+            "block_hasher": self.hasher_of(request),
+            "eos_token_id": self.eos_of(request),
             "client_index": request.client_index,
             "arrival_time": request.arrival_time,
-            "prompt_embeds": request.prompt_embeds,
             "mm_features": request.mm_features,
             "lora_request": request.lora_request,
             "cache_salt": request.cache_salt,
             "priority": request.priority,
             "trace_headers": request.trace_headers,
-            "resumable": request.resumable,
-            "reasoning_ended": structured.reasoning_ended if structured is not None else None,
         }
-        for name in ("prompt_is_token_ids", "session_id", "abort_immediately", "kv_hints"):
+        for name in _SAME_NAME:
             if hasattr(request, name):
                 values[name] = getattr(request, name)
-        if structured is not None and hasattr(structured, "reasoning_parser_kwargs"):
-            values["reasoning_parser_kwargs"] = structured.reasoning_parser_kwargs
+        structured = request.structured_output_request
+        live = self.request.live()
+        # Kept by the structured output request alone, so gone where there is none.
+        for name in ("reasoning_ended", "reasoning_parser_kwargs"):
+            if live.accepts(name) and (structured is not None or name == "reasoning_ended"):
+                values[name] = getattr(structured, name, None)
         return values
 
 
-ADAPTERS = (Request_0_17,)
+class Request_0_16(Request_0_17):
+    """``eos_token_id`` is a required parameter of Request; structured output is read from the params (0.11.1-0.16.0).
+
+    0.11.1 took ``structured_output_request`` out of the constructor; ``resumable`` came in 0.15.0 and
+    ``reasoning_ended`` in 0.16.0. The bound ``get_hash_new_full_blocks`` became ``_block_hasher`` in 0.16.0.
+    """
+
+    since = (0, 11, 1)
+    request = Need(_REQUEST, passes=(*_ALWAYS, "eos_token_id", "block_hasher"), options=_OPTIONS)
+    needs: ClassVar[tuple[Need, ...]] = (request,)
+
+    def build(self, options: Mapping[str, Any], eos_token_id: Any) -> Any:
+        eos = None if eos_token_id is UNSET else eos_token_id
+        return super().build({**options, "eos_token_id": eos}, eos)
+
+    def eos_of(self, request: Any) -> int | None:
+        eos: int | None = request.eos_token_id
+        return eos
+
+    def hasher_of(self, request: Any) -> Any:
+        if hasattr(request, "_block_hasher"):
+            return request._block_hasher
+        bound = request.get_hash_new_full_blocks  # a partial over the request, up to 0.15.1
+        return bound.func if bound is not None else None
+
+
+class Request_0_10(Request_0_16):
+    """The caller brings the ``StructuredOutputRequest`` (0.10.2-0.11.0), as ``from_engine_core_request`` did.
+
+    ``prompt_embeds`` came in 0.11.0. 0.10.2 put one optional ``mm_features`` in the place of three lists; with the
+    same release ``trace_headers`` came.
+    """
+
+    since = (0, 10, 2)
+    request = Need(
+        _REQUEST, passes=(*_ALWAYS, "eos_token_id", "block_hasher", "structured_output_request"), options=_OPTIONS
+    )
+    structured = Need("vllm.v1.structured_output.request:StructuredOutputRequest", passes=("sampling_params",))
+    needs: ClassVar[tuple[Need, ...]] = (request, structured)
+    left: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "StructuredOutputRequest": ("_grammar", "reasoning_ended")  # what vLLM fills in
+    }
+
+    def build(self, options: Mapping[str, Any], eos_token_id: Any) -> Any:
+        params = options["sampling_params"]
+        made = self.construct(self.structured, {"sampling_params": params}) if params is not None else None
+        return super().build({**options, "structured_output_request": made}, eos_token_id)
+
+
+ADAPTERS = (Request_0_17, Request_0_16, Request_0_10)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from here import BLOCK_SIZE, by_release, hash_functions
 
 
 def main(case: str, model: str) -> None:
@@ -14,7 +18,7 @@ def main(case: str, model: str) -> None:
         dtype="float32",
         enforce_eager=True,
         max_model_len=256,
-        block_size=32,
+        block_size=BLOCK_SIZE,
         enable_prefix_caching=True,
     )
     scheduler = vc.make_scheduler(config, vc.make_kv_cache_config(config, num_blocks=32))
@@ -25,12 +29,13 @@ def main(case: str, model: str) -> None:
         if case == "make_request":
             request = vc.make_request("r", prompt, params, scheduler=scheduler)
         else:
-            from vllm.utils.hashing import sha256
             from vllm.v1.core.kv_cache_utils import get_request_block_hasher
             from vllm.v1.request import Request
 
+            sha256 = hash_functions().sha256
             hasher = get_request_block_hasher(scheduler.block_size, sha256) if case == "no_none_hash" else None
-            request = Request("r", prompt, params, None, block_hasher=hasher)
+            eos = by_release(("0", {"eos_token_id": None}), ("0.17.0", {}))  # then a field of the sampling params
+            request = Request("r", prompt, params, None, block_hasher=hasher, **eos)
         scheduler.add_request(request)
         output = scheduler.schedule()
         scheduler.update_from_output(output, vc.make_model_runner_output({"r": [5]}))
