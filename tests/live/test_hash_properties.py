@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vllm_compat as vc
+from vllm_compat.adapters.select import adapter
 
 TOKENS = st.lists(st.integers(0, 163_839), max_size=300)
 SIZES = st.integers(1, 128)
@@ -244,3 +245,29 @@ def test_concurrent_first_use_of_a_surface() -> None:
     for thread in threads:
         thread.join()
     assert len(made) == 8
+
+
+def test_the_current_config_gives_the_block_size(scheduler_config: Any, params: Any) -> None:
+    """Inside ``set_current_vllm_config`` its block size holds, outside of it the default of vLLM's CacheConfig."""
+    from vllm.config import set_current_vllm_config
+
+    size = scheduler_config.cache_config.block_size
+    scheduler_config.cache_config.block_size = 3 * size
+    try:
+        with set_current_vllm_config(scheduler_config):
+            inside = vc.make_request("r", list(range(6 * size)), params)
+    finally:
+        scheduler_config.cache_config.block_size = size
+    outside = vc.make_request("r", list(range(6 * size)), params)
+    assert len(inside.block_hashes) == 2
+    assert len(outside.block_hashes) == 6 * size // 16
+
+
+def test_hashes_that_look_ahead(scheduler_config: Any, params: Any) -> None:
+    """From 0.33.0 a hash can cover tokens after its block, so it waits for them; before, nothing looks ahead."""
+    vc.ensure_none_hash("sha256")
+    hashing = adapter("block_hashing")
+    hasher = hashing.make_hasher(16, hashing.hash_function("sha256"), 3)
+    request = vc.make_request("r", list(range(48)), params, block_hasher=hasher)
+    assert len(request.block_hashes) == by_release(("0", 3), ("0.33.0", 2))
+    assert hashing.lookahead(scheduler_config) == 0  # it has no draft
