@@ -97,22 +97,4 @@ def _refuse(name: str, known: set[str]) -> None:
     )
 
 
-@contextmanager
-def _core_in_this_process() -> Iterator[None]:
-    """Say, while the config is made, that the engine core runs in the calling process, as it does with us.
-
-    On CPU, vLLM would otherwise put even a single worker into a process of its own (platforms/cpu.py, from 0.24.0).
-    A value that the caller set is left alone.
-    """
-    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = "0"
-    try:
-        yield
-    finally:
-        del os.environ[name]
-
-
 ADAPTERS = (VllmConfig_0_11, VllmConfig_0_10)
