@@ -56,7 +56,7 @@ def support(_: Results) -> str:
     others = [row.version for row in releases.all_releases() if row.status != "live"]
     return (
         f"{table}\n\nThe table of releases has {len(others)} more ({others[0]} to {others[-1]}). They have adapters, "
-        "checked against what was recorded of each release's sources (`tests/contract`), and no engine of theirs runs in "
+        "checked against what was recorded of each release's sources (`tests/contract`); no engine of theirs runs in "
         "the tests yet. On any release the live signatures decide whether an adapter fits, and what does not fit is "
         "refused with a `SignatureMismatch`."
     )
