@@ -114,6 +114,9 @@ class EngineLoop:
             hashing = vllm_config.cache_config.enable_prefix_caching or vllm_config.kv_transfer_config is not None
             #: Hasher for requests of this loop; None where nothing reads hashes.
             self.block_hasher = make_block_hasher(vllm_config, self.kv_cache_config) if hashing else None
+            sizes = adapter("block_hashing")
+            self._hash_block_size = sizes.block_sizes(vllm_config, self.kv_cache_config)[1]
+            self._hash_lookahead = sizes.lookahead(vllm_config)
         except BaseException:
             try:
                 self.executor.shutdown()
@@ -259,9 +262,8 @@ class EngineLoop:
     def _check_hashes(self, request: Any) -> None:
         if self.block_hasher is None:
             return
-        hashing = adapter("block_hashing")
-        size = hashing.block_sizes(self.vllm_config, self.kv_cache_config)[1]
-        expected = max(0, request.num_tokens - hashing.lookahead(self.vllm_config)) // size
+        size = self._hash_block_size
+        expected = max(0, request.num_tokens - self._hash_lookahead) // size
         # From 0.33 vLLM itself stays silent when hashes are missing, and simply never caches.
         if len(request.block_hashes) != expected:
             raise VllmCompatError(

@@ -39,6 +39,7 @@ class Recorder:
         self.keeps = keeps
         self.layers = layers
         self._runner = runner
+        self._batches = adapter("scheduler_output")
         self._rows = adapter("batch_rows")
         self._chunks: dict[str, list[_Chunk]] = {}
         self._seen: dict[int, torch.Tensor] = {}
@@ -110,7 +111,7 @@ class Recorder:
         finally:
             self._recording = False
         if self._seen:
-            self._cut(adapter("scheduler_output").read(scheduler_output))
+            self._cut(self._batches.read(scheduler_output))
         return result
 
     def _cut(self, batch: Any) -> None:

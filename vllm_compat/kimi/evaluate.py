@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from vllm_compat import DataError, FinishedRequest, make_sampling_params
 
+from .degeneracy import distinct_bigrams, mean_ratio
 from .export import export_untrained
 from .generate import greedy
 from .offline import estimate_stage
@@ -33,8 +33,9 @@ def evaluate_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
     """
     chosen = heldout_prompts(cfg)
     prompts = list(chosen.values())
-    plain, plain_rate = _serve(cfg, prompts, None, progress, "target alone")
-    trained, trained_rate = _serve(cfg, prompts, cfg.run_dir / "export", progress, "target + head")
+    end = find_markers(load_tokenizer(cfg.target)).end
+    plain, plain_rate = _serve(cfg, prompts, end, None, progress, "target alone")
+    trained, trained_rate = _serve(cfg, prompts, end, cfg.run_dir / "export", progress, "target + head")
     k = cfg.evaluate.num_draft_tokens
     identical = [a.token_ids == b.token_ids for a, b in zip(plain, trained, strict=True)]
     metrics = acceptance(trained, k)
@@ -44,7 +45,7 @@ def evaluate_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
         "tokens": sum(len(done.token_ids) for done in trained),
         "token_identical": all(identical),
         "identical_prompts": sum(identical),
-        "distinct_bigram_ratio": _distinct_bigrams([done.token_ids for done in trained]),
+        "distinct_bigram_ratio": mean_ratio(distinct_bigrams(done.token_ids) for done in trained),
         "tokens_per_second": round(trained_rate, 1),
         "tokens_per_second_without_head": round(plain_rate, 1),
         "untrained_acceptance_length": None,
@@ -52,7 +53,7 @@ def evaluate_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
     }
     if cfg.evaluate.untrained:
         folder = export_untrained(cfg, cfg.run_dir / "evaluate" / "untrained")
-        served, _ = _serve(cfg, prompts, folder, progress, "target + untrained head")
+        served, _ = _serve(cfg, prompts, end, folder, progress, "target + untrained head")
         untrained = acceptance(served, k)
         metrics["untrained_acceptance_length"] = untrained["acceptance_length"]
         metrics["untrained_per_position"] = untrained["per_position"]
@@ -85,10 +86,9 @@ def heldout_prompts(cfg: Config) -> dict[str, list[int]]:
 
 
 def _serve(
-    cfg: Config, prompts: Sequence[Sequence[int]], draft: Path | None, progress: Progress, what: str
+    cfg: Config, prompts: Sequence[Sequence[int]], end: int, draft: Path | None, progress: Progress, what: str
 ) -> tuple[list[FinishedRequest], float]:
-    """The answers, and tokens per second of generating them."""
-    end = find_markers(load_tokenizer(cfg.target)).end
+    """The answers, which stop at the token ``end``, and tokens per second of generating them."""
     params = make_sampling_params(
         temperature=cfg.evaluate.temperature,
         max_tokens=cfg.evaluate.max_new_tokens,
@@ -130,9 +130,3 @@ def acceptance(finished: Sequence[FinishedRequest], num_draft_tokens: int) -> di
         "drafted": sum(step.drafted for step in steps),
         "accepted": sum(step.accepted for step in steps),
     }
-
-
-def _distinct_bigrams(answers: Sequence[Sequence[int]]) -> float | None:
-    """Mean over answers of distinct bigrams / bigrams: near 0 for loops, which would fake a high acceptance."""
-    ratios = [len(set(pairwise(ids))) / (len(ids) - 1) for ids in map(list, answers) if len(ids) > 1]
-    return round(sum(ratios) / len(ratios), 4) if ratios else None

@@ -18,6 +18,7 @@ from vllm_compat.errors import DataError
 
 from .answers import encode_answer
 from .conversations import Conversation, Reading, read_conversations
+from .degeneracy import mean_ratio
 from .files import sha256_json, write_atomic
 from .fingerprints import model_fingerprint
 from .journal import AnswerJournal, Generate, Generated
@@ -164,7 +165,6 @@ def _check_rows(cfg: Config, reading: Reading, maker: RowMaker) -> None:
 def _metrics(
     reading: Reading, maker: RowMaker, regeneration: Regeneration | None, conversations: int, seconds: float
 ) -> dict[str, Any]:
-    ratios = regeneration.bigram_ratios if regeneration else []
     return {
         "conversations": conversations,
         "rows": sum(maker.writer.counts.values()),
@@ -181,7 +181,7 @@ def _metrics(
         "generated_tokens": maker.numbers["generated_tokens"],
         "answers_reused": regeneration.journal.reused if regeneration else 0,
         "cut_by_length": maker.numbers["cut_by_length"],
-        "distinct_bigram_ratio": round(sum(ratios) / len(ratios), 4) if ratios else None,
+        "distinct_bigram_ratio": mean_ratio(regeneration.bigram_ratios) if regeneration else None,
         "seconds": round(seconds, 2),
     }
 

@@ -12,6 +12,7 @@ from vllm_compat.errors import DataError
 
 from .answers import decode_answer
 from .conversations import Conversation
+from .degeneracy import distinct_bigrams
 from .journal import AnswerJournal, Generate, Generated
 from .row_maker import RowMaker
 
@@ -119,9 +120,9 @@ class Regeneration:
     def _count(self, answer: Generated) -> None:
         self.maker.numbers["generated_tokens"] += len(answer.token_ids)
         self.maker.numbers["cut_by_length"] += answer.finish_reason == "length"
-        pairs = list(zip(answer.token_ids, answer.token_ids[1:], strict=False))
-        if len(pairs) >= 8:
-            self.bigram_ratios.append(len(set(pairs)) / len(pairs))
+        ratio = distinct_bigrams(answer.token_ids)
+        if ratio is not None and len(answer.token_ids) > 8:  # fewer bigrams say nothing about looping
+            self.bigram_ratios.append(ratio)
 
 
 def _calls(message: dict[str, Any]) -> list[Any]:
