@@ -246,13 +246,15 @@ RANK = """
 import sys, torch
 from pathlib import Path
 from torch import distributed
-torch.set_num_threads(1)
-rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
 from test_train import two_rows
-made = two_rows(folder / "two", batch_tokens=15)
-if rank == 0:
-    torch.save({**made.draft.state_dict(), "norm": made.last["grad_norm"]}, folder / "two.pt")
+from vllm_compat.kimi.train import rank_device
+torch.set_num_threads(1)
+folder = Path(sys.argv[1])
+with rank_device():
+    made = two_rows(folder / "two", batch_tokens=15)
+    if made.rank == 0:
+        torch.save({**made.draft.state_dict(), "norm": made.last["grad_norm"]}, folder / "two.pt")
+assert not distributed.is_initialized()
 """
 
 
@@ -260,20 +262,19 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
     """Under torchrun the gradient is that of the ranks' batches together, each position counting once."""
     here = Path(__file__).parent
     paths = [str(here), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    ranks = subprocess.Popen(
+        [*torchrun, str(script), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     one = two_rows(tmp_path / "one", batch_tokens=60)
-    for rank in ranks:
-        output, _ = rank.communicate(timeout=120)
-        assert 0 == rank.returncode, output
+    output, _ = ranks.communicate(timeout=240)
+    assert 0 == ranks.returncode, output
     assert one.step == 3
     two = torch.load(tmp_path / "two.pt")
     assert one.last["grad_norm"] == pytest.approx(two["norm"], rel=1e-4)

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -346,16 +346,24 @@ def measure(module: TrainingStep, samples: Samples, batch_tokens: int, decay: fl
     return summarise(total, decay)
 
 
-def _devices() -> torch.device:
-    """This rank's device; joins the process group when torchrun started us."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+@contextmanager
+def rank_device() -> Iterator[torch.device]:
+    """This rank's device; in a process group when torchrun started us, which is left at the end.
+
+    A group that is still there when Python shuts down aborts it ("terminate called without an active exception") if one
+    of its threads then needs the interpreter. After an error it is torchrun that ends the ranks: the others may be in a
+    collective that never completes, and leaving would wait for it.
+    """
     cuda = torch.cuda.is_available()
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if cuda:
         torch.cuda.set_device(local)
-    if world > 1 and not distributed.is_initialized():
+    ours = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not distributed.is_initialized()
+    if ours:
         distributed.init_process_group("nccl" if cuda else "gloo")
-    return torch.device("cuda", local) if cuda else torch.device("cpu")
+    yield torch.device("cuda", local) if cuda else torch.device("cpu")
+    if ours:
+        distributed.destroy_process_group()
 
 
 def train_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
@@ -363,6 +371,11 @@ def train_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
 
     Leaves metrics.jsonl, checkpoint/, draft.safetensors (float32) and draft.json (the head's shape).
     """
+    with rank_device() as device:
+        return _train(cfg, progress, device)
+
+
+def _train(cfg: Config, progress: Progress, device: torch.device) -> dict[str, Any]:
     from safetensors.torch import save
 
     from .files import sha256_json, write_atomic
@@ -370,7 +383,6 @@ def train_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
 
     if cfg.train.threads:
         torch.set_num_threads(cfg.train.threads)
-    device = _devices()
     target = TargetHead.load(cfg.target.model)
     vocab = VocabMap.load(cfg.run_dir / "vocab" / "vocab.safetensors")
     store = Store(cfg.run_dir / "extract" / "train")
