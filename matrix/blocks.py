@@ -121,7 +121,7 @@ def public_names(_: Results) -> str:
     for name in vllm_compat.__all__:
         value = getattr(vllm_compat, name)
         module = value.__name__ if inspect.ismodule(value) else value.__module__
-        homes.setdefault(module.removeprefix("vllm_compat."), []).append(name)
+        homes.setdefault(module.split(".")[1], []).append(name)
     grouped = {title: [n for module in modules for n in homes.pop(module, [])] for title, modules in _GROUPS.items()}
     if homes:
         raise KeyError(f"names of {', '.join(homes)} are in no group of matrix/blocks.py")

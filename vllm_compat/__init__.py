@@ -37,19 +37,13 @@ from vllm_compat.values import DraftStep, FinishedRequest, RequestUpdate, Runner
 if TYPE_CHECKING:
     from vllm_compat.capture import CapturedStates, HiddenStatesCapture, capture_hidden_states
     from vllm_compat.engine import EngineLoop, LoopObserver
-    from vllm_compat.factories import (
-        initialize_kv_cache,
-        make_executor,
-        make_kv_cache_config,
-        make_kv_cache_spec,
-        make_kv_cache_specs,
-        make_model_runner_output,
-        make_request,
-        make_sampling_params,
-        make_scheduler,
-        make_structured_output_manager,
-        make_vllm_config,
-    )
+    from vllm_compat.factories.config import make_vllm_config
+    from vllm_compat.factories.executor import initialize_kv_cache, make_executor
+    from vllm_compat.factories.kv_cache import make_kv_cache_config, make_kv_cache_spec, make_kv_cache_specs
+    from vllm_compat.factories.model_runner_output import make_model_runner_output
+    from vllm_compat.factories.params import make_sampling_params
+    from vllm_compat.factories.request import make_request
+    from vllm_compat.factories.scheduler import make_scheduler, make_structured_output_manager
     from vllm_compat.hashing import ensure_none_hash, make_block_hasher
     from vllm_compat.patches import disable, enable, enabled
     from vllm_compat.readers import (
@@ -115,27 +109,16 @@ __all__ = [
 _MODULES = {
     "capture": ("CapturedStates", "HiddenStatesCapture", "capture_hidden_states"),
     "engine": ("EngineLoop", "LoopObserver"),
-    "factories": (
-        "initialize_kv_cache",
-        "make_executor",
-        "make_kv_cache_config",
-        "make_kv_cache_spec",
-        "make_kv_cache_specs",
-        "make_model_runner_output",
-        "make_request",
-        "make_sampling_params",
-        "make_scheduler",
-        "make_structured_output_manager",
-        "make_vllm_config",
-    ),
+    "factories.config": ("make_vllm_config",),
+    "factories.executor": ("initialize_kv_cache", "make_executor"),
+    "factories.kv_cache": ("make_kv_cache_config", "make_kv_cache_spec", "make_kv_cache_specs"),
+    "factories.model_runner_output": ("make_model_runner_output",),
+    "factories.params": ("make_sampling_params",),
+    "factories.request": ("make_request",),
+    "factories.scheduler": ("make_scheduler", "make_structured_output_manager"),
     "patches": ("disable", "enable", "enabled"),
     "hashing": ("ensure_none_hash", "make_block_hasher"),
-    "readers": (
-        "read_engine_core_output",
-        "read_model_runner_output",
-        "read_request",
-        "read_scheduler_output",
-    ),
+    "readers": ("read_engine_core_output", "read_model_runner_output", "read_request", "read_scheduler_output"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

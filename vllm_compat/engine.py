@@ -14,12 +14,8 @@ from vllm_compat._token_ids import plain_token_ids
 from vllm_compat._unset import UNSET
 from vllm_compat.adapters.select import adapter
 from vllm_compat.errors import VllmCompatError
-from vllm_compat.factories import (
-    initialize_kv_cache,
-    make_executor,
-    make_scheduler,
-    make_structured_output_manager,
-)
+from vllm_compat.factories.executor import initialize_kv_cache, make_executor
+from vllm_compat.factories.scheduler import make_scheduler, make_structured_output_manager
 from vllm_compat.hashing import make_block_hasher
 from vllm_compat.values import DraftStep, FinishedRequest, RequestUpdate, ScheduledBatch
 

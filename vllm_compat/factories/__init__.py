@@ -1,0 +1,1 @@
+"""Factories: vLLM's own native objects, right for whichever release is installed. One file an object."""

@@ -1,0 +1,137 @@
+"""The KV cache: specs of layers, and the plan that the scheduler and the workers share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm_compat._unset import UNSET
+from vllm_compat.adapters.select import adapter
+from vllm_compat.errors import UnsupportedField, VllmCompatError
+
+__all__ = ["make_kv_cache_config", "make_kv_cache_spec", "make_kv_cache_specs"]
+
+
+def make_kv_cache_spec(
+    kind: str,
+    *,
+    block_size: int,
+    num_kv_heads: int,
+    head_size: int,
+    dtype: Any,
+    sliding_window: Any = UNSET,
+    **options: Any,
+) -> Any:
+    """A native KV cache spec of one layer.
+
+    Args:
+        kind: "full_attention", "mla_attention" or "sliding_window".
+        block_size: Tokens per block.
+        num_kv_heads: KV heads on one worker (1 for MLA).
+        head_size: Elements per head (MLA: kv_lora_rank + qk_rope_head_dim).
+        dtype: torch dtype of the cache.
+        sliding_window: Window in tokens, for "sliding_window".
+        options: Further fields of the spec in this release.
+    """
+    from vllm_compat.adapters.kv_cache import SPEC_CLASSES
+
+    if kind not in SPEC_CLASSES:
+        raise VllmCompatError(
+            f"a KV cache spec of kind {kind!r}",
+            needed=f"one of {', '.join(SPEC_CLASSES)}",
+            found=repr(kind),
+            advice="choose one of them; for other specs call vLLM's class itself",
+        )
+    return adapter("kv_cache").build_spec(
+        kind,
+        {
+            "block_size": block_size,
+            "num_kv_heads": num_kv_heads,
+            "head_size": head_size,
+            "dtype": dtype,
+            "sliding_window": sliding_window,
+            **options,
+        },
+    )
+
+
+def make_kv_cache_specs(vllm_config: Any, executor: Any = None) -> list[dict[str, Any]]:
+    """Layer name -> KV cache spec, one dictionary per worker.
+
+    Args:
+        vllm_config: The configuration.
+        executor: Ask its workers, whose model is loaded: right for every model. Without it the specs are derived from
+            the model's configuration, which is possible when all layers are of one kind.
+
+    Raises:
+        UnsupportedField: the model mixes kinds of layers, and no executor was given.
+    """
+    if executor is not None:
+        return adapter("executor").kv_cache_specs(executor)  # type: ignore[no-any-return]
+    model = vllm_config.model_config
+    if model.is_hybrid or model.is_attention_free or model.get_sliding_window() is not None:
+        raise UnsupportedField(
+            symbol="make_kv_cache_specs(executor=None)",
+            needed="a model whose layers all have full attention, or its loaded executor",
+            found=f"{model.hf_config.model_type}, which has layers of another kind",
+            advice="pass executor=make_executor(vllm_config), or the specs themselves to make_kv_cache_config",
+        )
+    parallel = vllm_config.parallel_config
+    world = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    return [adapter("kv_cache").specs_from_model(vllm_config, rank) for rank in range(world)]
+
+
+def make_kv_cache_config(
+    vllm_config: Any,
+    specs: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None = None,
+    *,
+    num_blocks: int | None = None,
+    available_memory: int | Sequence[int] | None = None,
+) -> Any:
+    """The scheduler's native ``KVCacheConfig``; ``vllm_config.cache_config`` is brought in line with it.
+
+    Args:
+        vllm_config: Its cache_config gets ``num_gpu_blocks``, ``block_size`` and what else a Scheduler reads.
+        specs: Layer name -> spec, for one worker or one dictionary per worker. None: ``make_kv_cache_specs``.
+        num_blocks: Number of blocks; exactly one of this and ``available_memory``.
+        available_memory: Bytes, for every worker or one number per worker.
+    """
+    return plan(vllm_config, specs, num_blocks, available_memory)[1]
+
+
+def plan(
+    vllm_config: Any,
+    specs: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None,
+    num_blocks: int | None,
+    available_memory: int | Sequence[int] | None,
+) -> tuple[list[Any], Any]:
+    """(every worker's KVCacheConfig, the scheduler's); arguments as in ``make_kv_cache_config``."""
+    if (num_blocks is None) == (available_memory is None):
+        raise VllmCompatError(
+            "a KV cache config",
+            needed="exactly one of num_blocks and available_memory",
+            found="neither" if num_blocks is None else "both",
+            advice="pass num_blocks=… for a fixed size, available_memory=<bytes> to fill memory",
+        )
+    if specs is None:
+        specs = make_kv_cache_specs(vllm_config)
+    workers = [specs] if isinstance(specs, Mapping) else list(specs)
+    planner = adapter("kv_cache")
+    cache = vllm_config.cache_config
+    before = cache.num_gpu_blocks_override
+    if num_blocks is not None:
+        if num_blocks < 1:
+            raise VllmCompatError(
+                "a KV cache config",
+                needed="num_blocks of at least 1",
+                found=str(num_blocks),
+                advice="pass a positive number of blocks, or available_memory=<bytes>",
+            )
+        # vLLM's own switch: it decouples the number of blocks from memory, for every kind of group.
+        cache.num_gpu_blocks_override = num_blocks
+        available_memory = [planner.memory_of_blocks(worker, num_blocks) for worker in workers]
+    memory = [available_memory] * len(workers) if isinstance(available_memory, int) else list(available_memory or ())
+    try:
+        return planner.plan(vllm_config, workers, memory)  # type: ignore[no-any-return]
+    finally:
+        cache.num_gpu_blocks_override = before
