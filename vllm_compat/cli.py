@@ -85,3 +85,24 @@ def releases(*, as_json: JsonOption = False) -> None:
     for row in rows:
         shown.add_row(*(str(row[column]) for column in columns))
     Console().print(shown)
+
+
+@app.command()
+def diff(
+    old: Annotated[str, typer.Argument(metavar="OLD", help="A recorded release or nightly, such as 0.31.0.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Another one.")],
+    *,
+    surface: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this surface; may be given again.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what changed in vLLM's internals between two releases, by surface, what breaks callers first.
+
+    Needs no vLLM: it compares what was recorded of the releases' sources.
+    """
+    from vllm_compat.recorded import diff as difference
+    from vllm_compat.recorded import store
+
+    changes = difference.between(store.find(old), store.find(new), surface or ())
+    typer.echo(json.dumps(difference.as_json(changes), indent=2) if as_json else difference.as_text(changes))

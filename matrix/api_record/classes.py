@@ -6,8 +6,9 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from api_record.calls import Call, Parameter, of_function
+from api_record.functions import of_function
 from api_record.tree import External, Symbol, Tree, is_overload, statements
+from vllm_compat.recorded.calls import Call, Parameter
 
 _ENUMS = {f"enum.{name}" for name in ("Enum", "IntEnum", "Flag", "IntFlag", "StrEnum")}
 _NAMED_TUPLES = {"typing.NamedTuple", "typing_extensions.NamedTuple"}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from api_record import classes
-from api_record.calls import Function, of_function
+from api_record.functions import Function, of_function
 from api_record.targets import Target
 from api_record.tree import External, Symbol, Tree
 

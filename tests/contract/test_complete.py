@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import windows
-from api_record.store import RecordedApi
 
 from vllm_compat.adapters.base import Adapter
 from vllm_compat.adapters.select import adapters_of
+from vllm_compat.recorded.store import RecordedApi
 
 #: Surfaces whose adapters account for every parameter.
 SURFACES = (

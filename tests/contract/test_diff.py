@@ -1,4 +1,4 @@
-"""What `add_release.py diff` says of two recorded releases."""
+"""What `vllm-compat diff` says of two recorded releases."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_record import diff, store
-from api_record.calls import parse
-from api_record.diff import Change
-from api_record.store import RecordedApi
 
-SCRIPT = Path(store.__file__).parents[1] / "add_release.py"
+from vllm_compat.errors import VllmCompatError
+from vllm_compat.recorded import diff, store
+from vllm_compat.recorded.calls import parse
+from vllm_compat.recorded.diff import Change
+from vllm_compat.recorded.store import RecordedApi
+
+ROOT = Path(__file__).parents[2]
 
 
 def api(record: dict[str, Any] | None) -> RecordedApi:
@@ -55,6 +57,12 @@ def test_a_changed_call(old: str, new: str, hard: bool, what: str) -> None:
 def test_the_same_call_is_no_change() -> None:
     """Nothing is said of what stayed."""
     assert [] == list(diff.calls(parse("(a, b=, *, c) -> int"), parse("(a, b=, *, c) -> int")))
+
+
+def test_the_order_is_that_of_the_parameters() -> None:
+    """The same two releases always read the same: what is gone is listed as it stood."""
+    found = [what for _, what in diff.calls(parse("(c, a, e, b, d)"), parse("()"))]
+    assert [f"{name} is gone" for name in "caebd"] == found
 
 
 def test_a_method_that_plugins_override() -> None:
@@ -117,12 +125,64 @@ def test_patch_releases_without_changes() -> None:
         assert [] == diff.between(store.load(old), store.load(new)), (old, new)
 
 
+def diff_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "vllm_compat", "diff", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+
+
 def test_the_command() -> None:
     """Text with the hard changes first; ``--json`` is the same changes."""
-    run = [sys.executable, str(SCRIPT), "diff", "0.31.0", "0.32.0"]
-    text = subprocess.run(run, capture_output=True, text=True, check=True, timeout=60).stdout
-    said = json.loads(subprocess.run([*run, "--json"], capture_output=True, text=True, check=True, timeout=60).stdout)
+    text = diff_command("0.32.0", "0.33.0").stdout
+    said = json.loads(diff_command("0.32.0", "0.33.0", "--json").stdout)
     hard = sum(change["hard"] for change in said)
+    assert 0 < hard < len(said)
     assert text.startswith(f"HARD ({hard})\n")
     assert f"\nother ({len(said) - hard})\n" in text
     assert [True] * hard + [False] * (len(said) - hard) == [change["hard"] for change in said]
+
+
+def test_the_command_for_some_surfaces() -> None:
+    """``--surface`` leaves the rest out; one that does not exist is refused with the names of those that do."""
+    said = json.loads(
+        diff_command("0.32.0", "0.33.0", "--json", "--surface", "request", "--surface", "kv_cache").stdout
+    )
+    assert {"request", "kv_cache"} == {change["surface"] for change in said}
+    refused = diff_command("0.32.0", "0.33.0", "--surface", "requests")
+    assert (1, "") == (refused.returncode, refused.stdout)
+    assert refused.stderr.startswith("VllmCompatError: the surface requests — needs: one of batch_rows, ")
+
+
+@pytest.mark.parametrize(
+    ("version", "release"),
+    [
+        ("0.32.0", "0.32.0"),
+        ("v0.32", "0.32.0"),
+        ("0.12.0.post2", "0.12.0"),
+        ("0.26.0+cpu", "0.26.0"),
+        ("0.29.1.dev202609091054", "0.29.1.dev202609091054"),
+    ],
+)
+def test_a_recording_is_found_by_any_spelling(version: str, release: str) -> None:
+    """Releases as people write them and as their builds are called, and nightlies."""
+    assert release == store.find(version).release
+
+
+@pytest.mark.parametrize(
+    ("version", "found", "advice"),
+    [
+        ("0.99.0", f"next to it: {store.releases()[-1]}, the newest", "nox -s add_release -- 0.99.0"),
+        ("0.9.1", "next to it: 0.10.2, the oldest", "compare with it"),
+        ("0.17.2", "next to it: 0.17.1 and 0.18.0", "compare with one of them"),
+        ("0.29.1.dev1", "next to it: 0.29.0 and 0.29.1.dev202609091054", "record --nightly 0.29.1.dev1"),
+        ("0.32.0rc1", "next to it: 0.31.0 and 0.32.0", "compare with one of them"),
+        ("0.1.dev8666+gabc", "next to it: 0.10.2, the oldest", "compare with it"),
+        ("latest", "'latest', which is no version", "vllm-compat releases"),
+    ],
+)
+def test_what_is_not_recorded_has_neighbours(version: str, found: str, advice: str) -> None:
+    """The error names what is recorded beside it, and the command that would record it."""
+    with pytest.raises(VllmCompatError) as caught:
+        store.find(version)
+    assert f"the API of vLLM {version}" == caught.value.asked
+    assert found in caught.value.found
+    assert advice in caught.value.advice

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import windows
-from api_record import store
 
 from vllm_compat.adapters.engine_args import LIVES, RENAMED, translated
+from vllm_compat.recorded import store
 
 FIRST, LAST = store.releases()[0], store.releases()[-1]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import windows
-from api_record.store import RecordedApi
 
 import vllm_compat
 from vllm_compat.adapters.base import Adapter
+from vllm_compat.recorded.store import RecordedApi
 
 ROOT = Path(vllm_compat.__file__).parent
 FILES = sorted([*ROOT.glob("adapters/*.py"), *ROOT.glob("capture/*.py"), *ROOT.glob("*.py")])

@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 import windows
-from api_record import diff, store
-from api_record.store import RecordedApi
 
 from vllm_compat import _versions
 from vllm_compat.adapters.select import SURFACES, adapters_of
+from vllm_compat.recorded import diff, store
+from vllm_compat.recorded.store import RecordedApi
 
 NIGHTLIES = [pytest.param(api, id=api.release) for api in windows.nightlies()]
 

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_record.calls import Call, Parameter, annotation, of_function, parse
+from api_record.functions import annotation, of_function
 from api_record.record import record
 from api_record.targets import Target, load
 from api_record.tree import Folder, Tree
 
 from vllm_compat.adapters.signature import signature_of
+from vllm_compat.recorded.calls import Call, Parameter, parse
 
 Write = Callable[..., Tree]
 

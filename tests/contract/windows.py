@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 
-from api_record import store
-from api_record.store import RecordedApi
-
 from vllm_compat.adapters.base import Adapter, Need
 from vllm_compat.adapters.select import SURFACES, adapters_of
 from vllm_compat.adapters.signature import Parameter, Signature
+from vllm_compat.recorded import store
+from vllm_compat.recorded.store import RecordedApi
 
 Numbers = tuple[int, ...]
 

@@ -15,9 +15,9 @@ from vllm_compat.adapters.signature import signature_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "matrix"))
 
-from api_record import store
-from api_record.calls import Call, parse
-from api_record.store import RecordedApi
+from vllm_compat.recorded import store
+from vllm_compat.recorded.calls import Call, parse
+from vllm_compat.recorded.store import RecordedApi
 
 NEEDS = {need.symbol: need for surface in SURFACES for adapter in adapters_of(surface) for need in adapter.needs}
 #: NONE_HASH is a bare annotation until init_none_hash has run; Ray is not installed with the CPU build.

@@ -1,40 +1,31 @@
-"""The recorded API on disk, ``matrix/api/<release>.json``, and looking symbols up in it."""
+"""The recordings, a file per release, and looking symbols up in them.
+
+In a checkout they are ``matrix/api``; a wheel has a copy beside this file.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from api_record.calls import Call, parse
+from packaging.version import Version
 
-FOLDER = Path(__file__).parents[1] / "api"
+from vllm_compat import _versions
+from vllm_compat.errors import VllmCompatError
+from vllm_compat.recorded.calls import Call, parse
+
+__all__ = ["FOLDER", "NIGHTLY", "Record", "RecordedApi", "all_recorded", "find", "load", "releases"]
+
+_HERE = Path(__file__).resolve()
+_COPY, _CHECKOUT = _HERE.parent / "api", _HERE.parents[2] / "matrix" / "api"
+
+FOLDER = _COPY if _COPY.is_dir() else _CHECKOUT
 NIGHTLY = FOLDER / "nightly"
 Record = dict[str, Any]
-
-
-def dump(value: Any, depth: int = 0) -> str:
-    """JSON with sorted keys, one key a line and lists on one line: the same API gives the same bytes."""
-    if not isinstance(value, dict) or not value:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    inner = ",\n".join(
-        f"{' ' * min(depth + 1, 2)}{json.dumps(key)}: {dump(item, depth + 1)}" for key, item in sorted(value.items())
-    )
-    return f"{{\n{inner}\n{' ' * min(depth, 2)}}}"
-
-
-def write(recorded: Record, folder: Path = FOLDER) -> Path:
-    """Write a release's file, whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{recorded['release']}.json"
-    draft = path.with_name(f"{path.name}.tmp")
-    draft.write_text(dump(recorded) + "\n", encoding="utf-8")
-    os.replace(draft, path)  # noqa: PTH105 (Path.replace is the same, this one says that it is atomic)
-    return path
 
 
 @dataclass(frozen=True)
@@ -106,10 +97,50 @@ def load(release: str, folder: Path = FOLDER) -> RecordedApi:
 
 def releases(folder: Path = FOLDER) -> list[str]:
     """The recorded releases, oldest first."""
-    names = [path.stem for path in folder.glob("*.json")]
-    return sorted(names, key=lambda name: tuple(map(int, name.replace("dev", "").split("."))))
+    return sorted((path.stem for path in folder.glob("*.json")), key=_order)
 
 
 def all_recorded(folder: Path = FOLDER) -> Iterator[RecordedApi]:
     """Every recorded release, oldest first."""
     return (load(release, folder) for release in releases(folder))
+
+
+def find(version: str) -> RecordedApi:
+    """The recording of a release or nightly, by any spelling of its version ("v0.32", "0.12.0.post2").
+
+    Raises:
+        VllmCompatError: it was not recorded; names the neighbours that were.
+    """
+    for folder in (FOLDER, NIGHTLY):
+        if version in releases(folder):
+            return load(version, folder)
+    parsed = _versions.parse(version)
+    if parsed is not None and not parsed.is_prerelease:
+        numbers = _versions.parse_release(version)
+        for release in releases():
+            if _versions.parse_release(release) == numbers:
+                return load(release)
+    raise _not_recorded(version)
+
+
+def _not_recorded(version: str) -> VllmCompatError:
+    asked, needed = f"the API of vLLM {version}", "a recorded release"
+    parsed = _versions.parse(version)
+    if parsed is None:
+        found = f"{version!r}, which is no version"
+        return VllmCompatError(asked, needed=needed, found=found, advice="see `vllm-compat releases`")
+    known = sorted(Version(name) for name in [*releases(), *releases(NIGHTLY)])
+    below, above = [name for name in known if name < parsed][-1:], [name for name in known if name > parsed][:1]
+    beside = " and ".join(map(str, [*below, *above]))
+    if not (below and above):
+        beside += f", the {'newest' if below else 'oldest'}"
+    advice = f"compare with {'one of them' if below and above else 'it'}"
+    if parsed.is_devrelease:
+        advice += f", or in a checkout run `python matrix/add_release.py record --nightly {version}`"
+    elif not parsed.is_prerelease:
+        advice += f", or in a checkout run `nox -s add_release -- {parsed.base_version}`"
+    return VllmCompatError(asked, needed=needed, found=f"recorded next to it: {beside}", advice=advice)
+
+
+def _order(release: str) -> tuple[int, ...]:
+    return tuple(map(int, release.replace("dev", "").split(".")))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from api_record.calls import Call, parse
-from api_record.store import Record, RecordedApi
+from vllm_compat.errors import VllmCompatError
+from vllm_compat.recorded.calls import Call, parse
+from vllm_compat.recorded.store import Record, RecordedApi
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,19 @@ class Change:
     what: str
 
 
-def between(old: RecordedApi, new: RecordedApi) -> list[Change]:
-    """All changes: hard ones first, then in the order of the surfaces."""
+def between(old: RecordedApi, new: RecordedApi, surfaces: Iterable[str] = ()) -> list[Change]:
+    """All changes, or those of some surfaces: hard ones first, then in the order of the surfaces.
+
+    Raises:
+        VllmCompatError: a surface is not recorded in either.
+    """
+    known = sorted(old.surfaces.keys() | new.surfaces.keys())
+    wanted = set(surfaces)
+    if wanted - {*known}:
+        unknown = ", ".join(sorted(wanted - {*known}))
+        raise VllmCompatError(f"the surface {unknown}", needed=f"one of {', '.join(known)}", found="no such surface")
     changes = []
-    for surface in sorted(old.surfaces.keys() | new.surfaces.keys()):
+    for surface in known if not wanted else sorted(wanted):
         before, after = old.surfaces.get(surface, {}), new.surfaces.get(surface, {})
         for key in sorted(before.keys() | after.keys()):
             found = list(_symbol(before.get(key), after.get(key), old, new))
@@ -98,7 +108,7 @@ def calls(old: Call, new: Call, *, overridden: bool = False) -> Iterator[tuple[b
     """
     before = {parameter.name: parameter for parameter in old.parameters}
     after = {parameter.name: parameter for parameter in new.parameters}
-    for name in before.keys() - after.keys():
+    for name in [name for name in before if name not in after]:
         yield not new.var_keyword, f"{name} is gone"
     for name, parameter in after.items():
         if name not in before:
