@@ -68,7 +68,7 @@ def record(tree: Tree, target: Target, recorded: Mapping[str, bool] | None = Non
 
 
 def _class(tree: Tree, symbol: Symbol, recorded: Mapping[str, bool], *, subclassed: bool) -> Record:
-    """Of a class that is only built and read (not ``subclassed``) the public methods are recorded, no more."""
+    """Of a class that is only built and read (not ``subclassed``), what is recorded is public."""
     what = classes.kind(tree, symbol)
     result: Record = {"kind": what}
     parents = [_full_name(base) for base in classes.bases(tree, symbol)]
@@ -107,6 +107,8 @@ def _class(tree: Tree, symbol: Symbol, recorded: Mapping[str, bool], *, subclass
                 deprecated.append(node.name)
         if subclassed:
             attributes |= _attributes(base)
+        elif what == "class":  # of the others the fields are recorded
+            attributes |= {name for name in _attributes(base) if not name.startswith("_")}
     taken = {parameter.name for parameter in call.parameters}
     if methods:
         result["methods"] = dict(sorted(methods.items()))

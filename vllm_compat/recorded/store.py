@@ -26,6 +26,7 @@ _COPY, _CHECKOUT = _HERE.parent / "api", _HERE.parents[2] / "matrix" / "api"
 FOLDER = _COPY if _COPY.is_dir() else _CHECKOUT
 NIGHTLY = FOLDER / "nightly"
 Record = dict[str, Any]
+_WITH_FIELDS = ("dataclass", "pydantic_dataclass", "pydantic_model", "msgspec_struct", "namedtuple")
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,32 @@ class RecordedApi:
             return None
         text = self.method(record, method) if method else record.get("call")
         return parse(text) if text is not None else None
+
+    def fields(self, full_name: str) -> set[str] | None:
+        """Names of the fields of a dataclass, struct or named tuple; empty of a class that has none.
+
+        None when the release does not have it.
+        """
+        record = self.symbol(full_name)
+        if record is None:
+            return None
+        if record["kind"] not in _WITH_FIELDS:
+            return set()
+        return {parameter.name for parameter in parse(record["call"]).parameters} | set(record.get("not_init", ()))
+
+    def attributes(self, full_name: str) -> set[str] | None:
+        """What an instance of a recorded class has: fields, methods, properties, what its methods set.
+
+        None when the release does not have it.
+        """
+        record = self.symbol(full_name)
+        names = self.fields(full_name)
+        if record is None or names is None:
+            return None
+        names |= {*record.get("attributes", ()), *record.get("methods", ())}
+        for base in record.get("bases", ()):
+            names |= self.attributes(base) or set()
+        return names
 
     def method(self, record: Record, name: str) -> str | None:
         """A method of a recorded class, its own or inherited from another recorded one; None when it has none."""
