@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 from api_record.functions import annotation, of_function
-from api_record.record import record
+from api_record.record import record, record_surfaces
 from api_record.targets import Target, load
 from api_record.tree import Folder, Tree
 
 from vllm_compat.adapters.signature import signature_of
 from vllm_compat.recorded.calls import Call, Parameter, parse
+from vllm_compat.recorded.store import RecordedApi
 
 Write = Callable[..., Tree]
 
@@ -480,7 +481,10 @@ def test_definitions_behind_conditions(write: Write) -> None:
 
 
 def test_methods_of_classes_that_plugins_subclass(write: Write) -> None:
-    """Private methods, attributes and what the base has are recorded; what a recorded base has is not repeated."""
+    """Private members and what the base has are recorded, of other classes the public ones alone.
+
+    What a recorded base has is not repeated.
+    """
     source = """
         from abc import ABC, abstractmethod
         class Interface(ABC):
@@ -489,7 +493,7 @@ def test_methods_of_classes_that_plugins_subclass(write: Write) -> None:
             def common(self): ...
         class C(Interface):
             limit: int = 1
-            def __init__(self, config): self.config, self.seen = config, 0
+            def __init__(self, config): self.config, self.seen, self._own = config, 0, 1
             def schedule(self, throttle=False) -> "Output": ...
             def _update(self, request, *, is_stale=False) -> tuple[int, bool]: ...
             @classmethod
@@ -512,14 +516,41 @@ def test_methods_of_classes_that_plugins_subclass(write: Write) -> None:
     whole = record(tree, target("pkg.a : C", subclassed=True))
     assert whole is not None
     assert {**methods, "common": "()"} == whole["methods"]
-    assert (["config", "limit", "seen"], True) == (whole["attributes"], whole["subclassed"])
+    assert (["_own", "config", "limit", "seen"], True) == (whole["attributes"], whole["subclassed"])
     above = record(tree, target("pkg.a : C", subclassed=True), {"pkg.a:Interface": True})
     assert above is not None
     assert methods == above["methods"]
     public = record(tree, target("pkg.a : C"))
     assert public is not None
     assert methods.keys() - {"_update"} | {"common"} == public["methods"].keys()
-    assert "attributes" not in public
+    assert ["config", "limit", "seen"] == public["attributes"]
+
+
+def test_what_an_instance_has(write: Write) -> None:
+    """Fields of classes that have them, what methods set, properties, and all that of recorded bases; no parameters."""
+    source = """
+        from dataclasses import dataclass, field
+        class Base:
+            def __init__(self, size): self.width = size
+            @property
+            def area(self): ...
+        class Plain(Base):
+            def __init__(self, size, color): self.paint = color
+        @dataclass
+        class Data:
+            size: int
+            seen: int = field(init=False)
+            @property
+            def area(self): ...
+        """
+    tree = write({"pkg/a.py": source})
+    surface = [target(f"pkg.a : {name}", subclassed=name != "Data") for name in ("Base", "Plain", "Data")]
+    api = RecordedApi("1.0.0", {}, record_surfaces(tree, {"all": surface}))
+    assert {"width", "area"} == api.attributes("pkg.a:Base")
+    assert {"width", "area", "paint"} == api.attributes("pkg.a:Plain")
+    assert {"size", "seen", "area"} == api.attributes("pkg.a:Data")
+    assert [set(), {"size", "seen"}] == [api.fields("pkg.a:Plain"), api.fields("pkg.a:Data")]
+    assert (None, None) == (api.attributes("pkg.a:Gone"), api.fields("pkg.a:Gone"))
 
 
 @pytest.mark.parametrize(

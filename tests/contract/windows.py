@@ -51,9 +51,22 @@ def signature(api: RecordedApi, need: Need) -> Signature | None:
 
 
 def misfit(api: RecordedApi, need: Need) -> str:
-    """Why a recorded release does not have what ``need`` calls; "" when it does."""
+    """Why a recorded release does not have what ``need`` calls and reads; "" when it does."""
     found = signature(api, need)
-    return f"{need.symbol} is not there" if found is None else need.misfit(found)
+    if found is None:
+        return "" if need.life else f"{need.symbol} is not there"
+    lacking = sorted(set(need.reads) - attributes(api, need)) if need.reads else ()
+    return "; ".join(filter(None, (need.misfit(found), need.unreadable(lacking))))
+
+
+def attributes(api: RecordedApi, need: Need) -> frozenset[str]:
+    """What an instance of the class that ``need`` names has in a recorded release."""
+    return frozenset(api.attributes(need.symbol) or ())
+
+
+def fields(api: RecordedApi, need: Need) -> frozenset[str]:
+    """Those of its attributes that are fields: a dataclass, a struct and a tuple has them, a plain class none."""
+    return frozenset(api.fields(need.symbol) or ())
 
 
 def promised(release: str, life: str) -> bool:

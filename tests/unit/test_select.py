@@ -234,12 +234,56 @@ def test_needs_say_what_is_missing_and_what_is_new(world: World) -> None:
         assert problem == need.misfit(need.live())
 
 
+class Output:
+    def __init__(self, tokens: list[int], new: int) -> None:
+        self.token_ids = tokens
+
+
 def test_what_is_only_read_may_require_anything(world: World) -> None:
-    """A reader needs its fields, not the constructor."""
-    world((0, 30, 0), lambda a, new: None)
-    assert Need(f"{MODULE}:make", passes=("a",), read_only=True).misfit(Need(f"{MODULE}:make").live()) == ""
-    need = Need(f"{MODULE}:make", passes=("a", "gone"), read_only=True)
-    assert need.misfit(need.live()) == "make has no gone"
+    """A reader needs attributes, which are not parameters; what is called and read needs both."""
+    world((0, 30, 0), Output)
+    symbol = f"{MODULE}:make"
+    for need, problem in (
+        (Need(symbol, reads=("token_ids",), read_only=True), ""),
+        (Need(symbol, reads=("token_ids", "tokens"), read_only=True), "make has no tokens"),
+        (Need(symbol, passes=("tokens", "new"), reads=("token_ids",)), ""),
+        (Need(symbol, passes=("tokens",), reads=("gone",)), "make requires new; make has no gone"),
+    ):
+        assert problem == need.live_misfit()
+    with pytest.raises(ValueError, match="never called"):
+        Need(symbol, passes=("tokens",), read_only=True)
+
+
+def test_a_reader_that_does_not_fit_is_refused_with_what_it_reads(world: World) -> None:
+    """Not with an empty list of parameters."""
+
+    class Reader(Adapter):
+        surface = "thing"
+        since = (0, 10, 0)
+        needs = (Need(f"{MODULE}:make", reads=("logprobs",), read_only=True),)
+
+    world((0, 30, 0), Output)
+    sys.modules["vllm_compat.adapters.fake_thing"].ADAPTERS = (Reader,)  # type: ignore[attr-defined]
+    with pytest.raises(vc.SignatureMismatch, match=r"make has no logprobs. Read here: \(logprobs\)") as caught:
+        select.adapter("thing")
+    assert ("logprobs",) == caught.value.expected
+
+
+def test_what_not_every_release_has_is_not_missed(world: World) -> None:
+    """A symbol with a life may be absent; where it is there, it has to fit."""
+    need = Need(f"{MODULE}:make", passes=("title",), life="0.20.0-0.30.0")
+    for make, problem in ((None, ""), (takes_title, ""), (takes_size, "make takes no title; make requires name, size")):
+        world((0, 30, 0), make)
+        assert problem == need.live_misfit()
+
+
+def test_a_module_that_nobody_loaded_is_not_imported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two model runners only the one in use is looked at."""
+    need = Need(f"{MODULE}:make", reads=("gone",), read_only=True, if_loaded=True)
+    world((0, 30, 0), Output)
+    assert need.live_misfit() == "make has no gone"
+    monkeypatch.delitem(sys.modules, MODULE)
+    assert need.live_misfit() == ""
 
 
 def test_methods_are_looked_at_without_their_instance(world: World) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pydantic.dataclasses
 import pytest
 
-from vllm_compat.adapters.signature import Parameter, Signature, signature_of
+from vllm_compat.adapters.signature import Parameter, Signature, attributes_lacking, signature_of
 
 
 class Plain:
@@ -193,3 +193,54 @@ def test_the_view_agrees_with_python():
         for name in view.required:
             with pytest.raises(TypeError, match=name):
                 real.bind(**dict.fromkeys(set(view.required) - {name}))
+
+
+class Machine:
+    kind: str
+    speed = 1
+
+    def __init__(self, power: int) -> None:
+        self.engine = power
+
+    @functools.wraps(print)
+    def run(self) -> None:
+        """A wrapper, as torch.inference_mode makes one."""
+
+    def start(self) -> None:
+        self.started = self.engine.fuel  # type: ignore[attr-defined]
+
+    @classmethod
+    def made(cls) -> Machine:
+        machine = cls(1)
+        machine.origin = "here"  # type: ignore[attr-defined]
+        return machine
+
+    @property
+    def heat(self) -> int:
+        return 0
+
+
+class Wrapped(Machine):
+    def stop(self) -> None:
+        self.stopped = True
+
+    stop = functools.wraps(stop)(lambda self: None)
+
+
+@pytest.mark.parametrize(
+    ("cls", "there", "lacking"),
+    [
+        (Plain, [], ["request_id", "prompt", "priority"]),  # parameters are not kept by themselves
+        (Data, ["request_id", "prompt", "seen", "priority"], ["gone"]),
+        (PydanticData, ["request_id", "pooling_params", "seen", "priority"], ["gone"]),
+        (Struct, ["request_id", "prompt", "pooling_params"], ["priority"]),
+        (KeywordStruct, ["request_id", "priority", "eos_token_id"], ["gone"]),
+        (Named, ["request_id", "prompt", "pooling_params"], ["gone", "mro"]),
+        (Machine, ["speed", "engine", "started", "origin", "heat", "run"], ["power", "fuel", "mro"]),
+        (Wrapped, ["engine", "heat", "stopped"], ["fuel"]),
+    ],
+)
+def test_attributes_are_found_without_an_instance(cls: type, there: list[str], lacking: list[str]) -> None:
+    """Fields, properties and what methods set, inherited or behind a wrapper; not what is only passed or read."""
+    assert lacking == attributes_lacking(cls, [*there, *lacking])
+    assert [] == attributes_lacking(cls, there)

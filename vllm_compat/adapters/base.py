@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from vllm_compat._unset import UNSET
-from vllm_compat.adapters.signature import Signature, signature_of
+from vllm_compat.adapters.signature import Signature, attributes_lacking, signature_of
 from vllm_compat.errors import UnsupportedField
 from vllm_compat.installed import installed, parse_release
 
@@ -30,7 +31,7 @@ def resolve(symbol: str) -> Any:
 
 @dataclass(frozen=True)
 class Need:
-    """A symbol that an adapter calls, and how.
+    """A symbol that an adapter calls or reads, and how.
 
     Args:
         symbol: ``"vllm.v1.request:Request"``.
@@ -39,14 +40,27 @@ class Need:
             have the parameter ("" when every release that this adapter serves has it), or "first-last" for one that
             is gone again.
         bound: The symbol is a method reached through an instance, so its first parameter is not ours to pass.
-        read_only: The symbol is only read: ``passes`` are fields that must be there, whatever else it requires.
+        reads: Attributes that the adapter reads of an instance: fields, properties, and what methods set on ``self``.
+        read_only: The symbol is a class that is never called, only read.
+        life: The releases that have the symbol at all, written as in ``options``; "" when every release that the
+            adapter serves has it. Where it is not there, whoever asks for it is refused.
+        if_loaded: Look at the live symbol only when something has imported its module already. Of two model runners
+            the one that is not in use may not be importable here.
     """
 
     symbol: str
     passes: tuple[str, ...] = ()
     options: Mapping[str, str] | None = None
     bound: bool = False
+    reads: tuple[str, ...] = ()
     read_only: bool = False
+    life: str = ""
+    if_loaded: bool = False
+
+    def __post_init__(self) -> None:
+        if self.read_only and (self.passes or self.options):
+            msg = f"{self.symbol} is never called; what is read of it belongs in reads"
+            raise ValueError(msg)
 
     @property
     def short(self) -> str:
@@ -57,23 +71,46 @@ class Need:
 
     def misfit(self, live: Signature) -> str:
         """Why the live signature does not fit; "" when it does."""
+        if self.read_only:
+            return ""
         missing = [name for name in self.passes if not live.accepts(name)]
         # Options do not count: they are passed only when the caller set them.
-        unmet = [] if self.read_only else [name for name in live.required if name not in self.passes]
+        unmet = [name for name in live.required if name not in self.passes]
         parts = []
         if missing:
-            parts.append(f"{self.short} {'has' if self.read_only else 'takes'} no {', '.join(missing)}")
+            parts.append(f"{self.short} takes no {', '.join(missing)}")
         if unmet:
             parts.append(f"{self.short} requires {', '.join(unmet)}")
         return "; ".join(parts)
+
+    def unreadable(self, lacking: Sequence[str]) -> str:
+        """What to say of attributes that are not there; "" of none."""
+        return f"{self.short} has no {', '.join(lacking)}" if lacking else ""
+
+    def live_misfit(self) -> str:
+        """Why the installed vLLM does not have what is called and read; "" when it does."""
+        if self.if_loaded and self.symbol.partition(":")[0] not in sys.modules:
+            return ""
+        try:
+            found = resolve(self.symbol)
+            problems = (
+                self.misfit(signature_of(found, symbol=self.symbol, bound=self.bound)),
+                self.unreadable(attributes_lacking(found, self.reads) if self.reads else ()),
+            )
+        except (ImportError, AttributeError) as error:
+            return "" if self.life else f"{self.symbol} is not there ({error})"
+        except TypeError as error:
+            return str(error)
+        return "; ".join(filter(None, problems))
 
 
 class Adapter:
     """One surface over one range of releases, from ``since`` until the next class of the same file takes over.
 
-    A subclass states in ``needs`` every symbol it calls; that is what the live signature is checked against before its
-    first use, and what the contract tests check against every recorded release. ``left`` names, by ``Need.short``, the
-    parameters that are deliberately never passed, so that one which nobody thought about is noticed.
+    A subclass states in ``needs`` every symbol it calls or reads; that is what the live signature is checked against
+    before its first use, and what the contract tests check against every recorded release. ``left`` names, by
+    ``Need.short``, the parameters that are deliberately never passed and the fields that are never read ("*": whatever
+    else it has), so that one which nobody thought about is noticed.
     """
 
     surface: ClassVar[str]

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from vllm_compat.adapters.base import Adapter
+from vllm_compat.adapters.base import Adapter, Need
 from vllm_compat.values import ScheduledBatch
 
 Rows = list[tuple[str, int]]
+
+
+def _read(symbol: str, *names: str) -> Need:
+    return Need(f"vllm.v1.worker.{symbol}", reads=names, read_only=True, if_loaded=True)
+
+
+_V1 = (_read("gpu_model_runner:GPUModelRunner", "input_batch"), _read("gpu_input_batch:InputBatch", "req_ids"))
+_V2 = (
+    _read("gpu.model_runner:GPUModelRunner", "execute_model_state"),
+    _read("gpu.input_batch:InputBatch", "req_ids", "num_scheduled_tokens", "idx_mapping"),
+)
 
 
 class BatchRows_0_18(Adapter):
@@ -19,6 +31,8 @@ class BatchRows_0_18(Adapter):
 
     surface = "batch_rows"
     since = (0, 18, 0)
+    needs: ClassVar[tuple[Need, ...]] = (*_V1, *_V2, _read("gpu.model_runner:ExecuteModelState", "input_batch"))
+    left: ClassVar[Mapping[str, tuple[str, ...]]] = {"InputBatch": ("*",), "ExecuteModelState": ("*",)}
 
     def read(self, runner: Any, batch: ScheduledBatch) -> Rows:
         """(request id, number of rows) in row order. Call between ``execute_model`` and ``sample_tokens``."""
@@ -41,6 +55,7 @@ class BatchRows_0_12(BatchRows_0_18):
     """The state that the V2 runner hands on is a plain tuple, with the batch in a place that moved (until 0.17.1)."""
 
     since = (0, 12, 0)
+    needs: ClassVar[tuple[Need, ...]] = (*_V1, *_V2)
 
     def of_step(self, runner: Any, /) -> Any:
         state = getattr(runner, "execute_model_state", None)
@@ -54,6 +69,7 @@ class BatchRows_0_10(BatchRows_0_12):
     """There is only the V1 runner (until 0.11.2). Up to 0.11.0 the batch stands until the next step begins."""
 
     since = (0, 10, 2)
+    needs: ClassVar[tuple[Need, ...]] = _V1
 
     def of_step(self, _: Any, /) -> Any:
         return None

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from vllm_compat.adapters.base import Adapter, Need
 from vllm_compat.values import RequestUpdate
 
 _OUTPUT = "vllm.v1.engine:EngineCoreOutput"
+_LOGPROBS = tuple(
+    Need(f"vllm.v1.outputs:{name}", reads=("logprob_token_ids", "logprobs"), read_only=True)
+    for name in ("LogprobsLists", "LogprobsTensors")
+)
 _FIELDS = (
     "request_id",
     "new_token_ids",
@@ -23,7 +28,36 @@ class EngineCoreOutput_0_20(Adapter):
 
     surface = "engine_core_output"
     since = (0, 20, 0)
-    needs: ClassVar[tuple[Need, ...]] = (Need(_OUTPUT, passes=(*_FIELDS, "prefill_stats"), read_only=True),)
+    needs: ClassVar[tuple[Need, ...]] = (
+        Need(_OUTPUT, reads=(*_FIELDS, "prefill_stats"), read_only=True),
+        Need("vllm.v1.metrics.stats:PrefillStats", reads=("num_cached_tokens",), read_only=True),
+        *_LOGPROBS,
+    )
+    left: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        # Not of a request that generates, or told to somebody else than its caller.
+        "EngineCoreOutput": (
+            "pooling_output",
+            "events",
+            "kv_transfer_params",
+            "ec_transfer_params",
+            "trace_headers",
+            "num_nans_in_logits",
+            "num_external_computed_tokens",
+            "routed_experts",
+            "mm_cache_miss_hashes",
+            "new_sampling_mask",
+            "spec_decode_metrics",
+            "prompt_token_id_logprobs",
+            "error",
+        ),
+        "PrefillStats": ("*",),
+        "LogprobsLists": ("sampled_token_ranks", "cu_num_generated_tokens"),
+        "LogprobsTensors": (
+            "selected_token_ranks",
+            "cu_num_generated_tokens",
+            "cu_num_generated_tokens_tensor",
+        ),
+    }
 
     def read(self, output: Any) -> RequestUpdate:
         reason = output.finish_reason
@@ -53,7 +87,10 @@ class EngineCoreOutput_0_11_1(EngineCoreOutput_0_20):
     """Every step says how many tokens were cached. Log-probabilities are arrays (0.11.1)."""
 
     since = (0, 11, 1)
-    needs: ClassVar[tuple[Need, ...]] = (Need(_OUTPUT, passes=(*_FIELDS, "num_cached_tokens"), read_only=True),)
+    needs: ClassVar[tuple[Need, ...]] = (
+        Need(_OUTPUT, reads=(*_FIELDS, "num_cached_tokens"), read_only=True),
+        *_LOGPROBS,
+    )
 
     def cached_tokens(self, output: Any) -> int | None:
         return int(output.num_cached_tokens)

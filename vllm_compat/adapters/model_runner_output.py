@@ -31,8 +31,9 @@ class ModelRunnerOutput_0_14(Adapter):
 
     surface = "model_runner_output"
     since = (0, 14, 0)
-    output = Need(_OUTPUT, passes=_IDS, options={**dict.fromkeys(_RESULTS, ""), **_LATER})
+    output = Need(_OUTPUT, passes=_IDS, options={**dict.fromkeys(_RESULTS, ""), **_LATER}, reads=_IDS)
     needs: ClassVar[tuple[Need, ...]] = (output, _DRAFTS)
+    left: ClassVar[Mapping[str, tuple[str, ...]]] = {"ModelRunnerOutput": ("routed_experts_dict",)}  # 0.21.0 alone
 
     def build(self, options: Mapping[str, Any]) -> Any:
         return self.construct(self.output, self.completed(options))
@@ -59,7 +60,7 @@ class ModelRunnerOutput_0_12(ModelRunnerOutput_0_14):
     """
 
     since = (0, 12, 0)
-    output = Need(_OUTPUT, passes=(*_IDS, *_RESULTS), options=_LATER)
+    output = Need(_OUTPUT, passes=(*_IDS, *_RESULTS), options=_LATER, reads=_IDS)
     needs: ClassVar[tuple[Need, ...]] = (output, _DRAFTS)
 
     def completed(self, options: Mapping[str, Any]) -> dict[str, Any]:

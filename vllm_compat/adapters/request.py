@@ -30,6 +30,21 @@ _OPTIONS = {
 }
 #: Options that came later than the oldest release served, and are attributes by the same name.
 _SAME_NAME = ("prompt_embeds", "prompt_is_token_ids", "resumable", "session_id", "abort_immediately", "kv_hints")
+#: What ``read`` finds on a Request of every release, block hasher and end-of-sequence id apart.
+_READS = (
+    "request_id",
+    "prompt_token_ids",
+    "sampling_params",
+    "pooling_params",
+    "client_index",
+    "arrival_time",
+    "mm_features",
+    "lora_request",
+    "cache_salt",
+    "priority",
+    "trace_headers",
+    "structured_output_request",
+)
 
 
 def _with_eos(params: Any, eos_token_id: int) -> Any:
@@ -54,8 +69,10 @@ class Request_0_17(Adapter):
 
     surface = "request"
     since = (0, 17, 0)
-    request = Need(_REQUEST, passes=(*_ALWAYS, "block_hasher"), options=_OPTIONS)
-    needs: ClassVar[tuple[Need, ...]] = (request,)
+    request = Need(_REQUEST, passes=(*_ALWAYS, "block_hasher"), options=_OPTIONS, reads=(*_READS, "_block_hasher"))
+    params = Need("vllm.sampling_params:SamplingParams", reads=("eos_token_id", "_all_stop_token_ids"), read_only=True)
+    needs: ClassVar[tuple[Need, ...]] = (request, params)
+    left: ClassVar[Mapping[str, tuple[str, ...]]] = {"SamplingParams": ("*",)}
 
     def build(self, options: Mapping[str, Any], eos_token_id: Any) -> Any:
         """A native Request.
@@ -107,15 +124,20 @@ class Request_0_17(Adapter):
 
 
 class Request_0_16(Request_0_17):
-    """``eos_token_id`` is a required parameter of Request; structured output is read from the params (0.11.1-0.16.0).
+    """``eos_token_id`` is a required parameter of Request (until 0.16.0).
 
-    0.11.1 took ``structured_output_request`` out of the constructor; ``resumable`` came in 0.15.0 and
-    ``reasoning_ended`` in 0.16.0. The bound ``get_hash_new_full_blocks`` became ``_block_hasher`` in 0.16.0.
+    A Request keeps its hasher (0.16.0), and ``reasoning_ended`` came in the same release.
     """
 
-    since = (0, 11, 1)
-    request = Need(_REQUEST, passes=(*_ALWAYS, "eos_token_id", "block_hasher"), options=_OPTIONS)
-    needs: ClassVar[tuple[Need, ...]] = (request,)
+    since = (0, 16, 0)
+    request = Need(
+        _REQUEST,
+        passes=(*_ALWAYS, "eos_token_id", "block_hasher"),
+        options=_OPTIONS,
+        reads=(*_READS, "eos_token_id", "_block_hasher"),
+    )
+    params = Need("vllm.sampling_params:SamplingParams", reads=("_all_stop_token_ids",), read_only=True)
+    needs: ClassVar[tuple[Need, ...]] = (request, params)
 
     def build(self, options: Mapping[str, Any], eos_token_id: Any) -> Any:
         eos = None if eos_token_id is UNSET else eos_token_id
@@ -125,14 +147,29 @@ class Request_0_16(Request_0_17):
         eos: int | None = request.eos_token_id
         return eos
 
+
+class Request_0_11_1(Request_0_16):
+    """A Request keeps its hasher bound to itself, as ``get_hash_new_full_blocks`` (until 0.15.1).
+
+    Structured output is read from the params: 0.11.1 took ``structured_output_request`` out of the constructor.
+    ``resumable`` came in 0.15.0.
+    """
+
+    since = (0, 11, 1)
+    request = Need(
+        _REQUEST,
+        passes=(*_ALWAYS, "eos_token_id", "block_hasher"),
+        options=_OPTIONS,
+        reads=(*_READS, "eos_token_id", "get_hash_new_full_blocks"),
+    )
+    needs: ClassVar[tuple[Need, ...]] = (request, Request_0_16.params)
+
     def hasher_of(self, request: Any) -> Any:
-        if hasattr(request, "_block_hasher"):
-            return request._block_hasher
-        bound = request.get_hash_new_full_blocks  # a partial over the request, up to 0.15.1
+        bound = request.get_hash_new_full_blocks  # a partial over the request
         return bound.func if bound is not None else None
 
 
-class Request_0_10(Request_0_16):
+class Request_0_10(Request_0_11_1):
     """The caller brings the ``StructuredOutputRequest`` (0.10.2-0.11.0), as ``from_engine_core_request`` did.
 
     ``prompt_embeds`` came in 0.11.0. 0.10.2 put one optional ``mm_features`` in the place of three lists; with the
@@ -141,12 +178,16 @@ class Request_0_10(Request_0_16):
 
     since = (0, 10, 2)
     request = Need(
-        _REQUEST, passes=(*_ALWAYS, "eos_token_id", "block_hasher", "structured_output_request"), options=_OPTIONS
+        _REQUEST,
+        passes=(*_ALWAYS, "eos_token_id", "block_hasher", "structured_output_request"),
+        options=_OPTIONS,
+        reads=Request_0_11_1.request.reads,
     )
     structured = Need("vllm.v1.structured_output.request:StructuredOutputRequest", passes=("sampling_params",))
-    needs: ClassVar[tuple[Need, ...]] = (request, structured)
+    needs: ClassVar[tuple[Need, ...]] = (request, structured, Request_0_16.params)
     left: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "StructuredOutputRequest": ("_grammar", "reasoning_ended")  # what vLLM fills in
+        **Request_0_11_1.left,
+        "StructuredOutputRequest": ("_grammar", "reasoning_ended"),  # what vLLM fills in
     }
 
     def build(self, options: Mapping[str, Any], eos_token_id: Any) -> Any:
@@ -155,4 +196,4 @@ class Request_0_10(Request_0_16):
         return super().build({**options, "structured_output_request": made}, eos_token_id)
 
 
-ADAPTERS = (Request_0_17, Request_0_16, Request_0_10)
+ADAPTERS = (Request_0_17, Request_0_16, Request_0_11_1, Request_0_10)

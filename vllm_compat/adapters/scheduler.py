@@ -99,7 +99,7 @@ class Scheduler_0_10(Scheduler_0_11_1):
 
     since = (0, 10, 2)
     scheduler = Need(_SYNC, passes=_ALWAYS, options=_OPTIONS)
-    config = Need("vllm.config:SchedulerConfig", passes=("scheduler_cls", "async_scheduling"), read_only=True)
+    config = Need("vllm.config:SchedulerConfig", reads=("scheduler_cls", "async_scheduling"), read_only=True)
     needs: ClassVar[tuple[Need, ...]] = (
         scheduler,
         _FINISH,
@@ -107,6 +107,7 @@ class Scheduler_0_10(Scheduler_0_11_1):
         config,
         Need(_ASYNC, passes=_ALWAYS, options=_OPTIONS),
     )
+    left: ClassVar[Mapping[str, tuple[str, ...]]] = {"SchedulerConfig": ("*",)}
 
     def configured_class(self, scheduler_config: Any) -> type:
         cls = scheduler_config.scheduler_cls

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from vllm_compat.adapters.base import Adapter, Need
@@ -19,7 +19,7 @@ _BATCH = (
     "scheduled_spec_decode_tokens",
     "finished_req_ids",
 )
-_NEW = Need(f"{_OUTPUT}:NewRequestData", passes=("req_id", "block_ids", "num_computed_tokens"), read_only=True)
+_NEW = Need(f"{_OUTPUT}:NewRequestData", reads=("req_id", "block_ids", "num_computed_tokens"), read_only=True)
 _CACHED = ("req_ids", "new_block_ids", "num_computed_tokens")
 
 
@@ -29,10 +29,54 @@ class SchedulerOutput_0_12(Adapter):
     surface = "scheduler_output"
     since = (0, 12, 0)
     needs: ClassVar[tuple[Need, ...]] = (
-        Need(f"{_OUTPUT}:SchedulerOutput", passes=(*_BATCH, "preempted_req_ids"), read_only=True),
+        Need(f"{_OUTPUT}:SchedulerOutput", reads=(*_BATCH, "preempted_req_ids"), read_only=True),
         _NEW,
-        Need(f"{_OUTPUT}:CachedRequestData", passes=(*_CACHED, "resumed_req_ids"), read_only=True),
+        Need(f"{_OUTPUT}:CachedRequestData", reads=(*_CACHED, "resumed_req_ids"), read_only=True),
     )
+    left: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        # What the worker and its connectors are told beside the batch.
+        "SchedulerOutput": (
+            "num_common_prefix_blocks",
+            "scheduled_encoder_inputs",
+            "scheduled_encoder_input_stats",
+            "encoder_input_updates",
+            "free_encoder_mm_hashes",
+            "structured_output_request_ids",
+            "grammar_bitmask",
+            "has_structured_output_requests",
+            "pending_structured_output_tokens",
+            "num_invalid_spec_tokens",
+            "num_spec_tokens_to_schedule",
+            "skip_drafts",
+            "kv_connector_metadata",
+            "kv_connector_block_state",
+            "has_sync_kv_loads",
+            "ec_connector_metadata",
+            "ec_manager_metadata",
+            "aux_output_connector_metadata",
+            "new_block_ids_to_zero",
+            "kv_cache_block_copies",
+            "block_table_updates",
+            "partial_tail_offloads",
+        ),
+        # What the request itself says, to whoever made it.
+        "NewRequestData": (
+            "prompt_token_ids",
+            "prompt_embeds",
+            "prompt_is_token_ids",
+            "prefill_token_ids",
+            "mm_features",
+            "mm_kwargs",
+            "mm_hashes",
+            "mm_positions",
+            "sampling_params",
+            "pooling_params",
+            "lora_request",
+            "replay_start",
+        ),
+        # Tokens that the worker may not know: of pipeline stages and of the V2 runner.
+        "CachedRequestData": ("new_token_ids", "all_token_ids", "num_output_tokens"),
+    }
 
     def read(self, output: Any) -> ScheduledBatch:
         counts, drafts = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
@@ -84,9 +128,9 @@ class SchedulerOutput_0_11_1(SchedulerOutput_0_12):
 
     since = (0, 11, 1)
     needs: ClassVar[tuple[Need, ...]] = (
-        Need(f"{_OUTPUT}:SchedulerOutput", passes=_BATCH, read_only=True),
+        Need(f"{_OUTPUT}:SchedulerOutput", reads=_BATCH, read_only=True),
         _NEW,
-        Need(f"{_OUTPUT}:CachedRequestData", passes=(*_CACHED, "resumed_req_ids"), read_only=True),
+        Need(f"{_OUTPUT}:CachedRequestData", reads=(*_CACHED, "resumed_req_ids"), read_only=True),
     )
 
     def preempted(self, _: Any, /) -> frozenset[str]:
@@ -98,9 +142,9 @@ class SchedulerOutput_0_10(SchedulerOutput_0_11_1):
 
     since = (0, 10, 2)
     needs: ClassVar[tuple[Need, ...]] = (
-        Need(f"{_OUTPUT}:SchedulerOutput", passes=_BATCH, read_only=True),
+        Need(f"{_OUTPUT}:SchedulerOutput", reads=_BATCH, read_only=True),
         _NEW,
-        Need(f"{_OUTPUT}:CachedRequestData", passes=(*_CACHED, "resumed_from_preemption"), read_only=True),
+        Need(f"{_OUTPUT}:CachedRequestData", reads=(*_CACHED, "resumed_from_preemption"), read_only=True),
     )
 
     def resumed(self, cached: Any) -> Collection[str]:

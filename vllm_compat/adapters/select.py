@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,17 +60,7 @@ def adapters_of(surface: str) -> tuple[type[Adapter], ...]:
 
 def misfit(adapter: type[Adapter]) -> str:
     """Why the installed vLLM does not have what ``adapter`` calls; "" when it does."""
-    problems = []
-    for need in adapter.needs:
-        try:
-            problem = need.misfit(need.live())
-        except (ImportError, AttributeError) as error:
-            problem = f"{need.symbol} is not there ({error})"
-        except TypeError as error:
-            problem = str(error)
-        if problem:
-            problems.append(problem)
-    return "; ".join(problems)
+    return "; ".join(filter(None, (need.live_misfit() for need in adapter.needs)))
 
 
 @functools.cache
@@ -99,22 +90,22 @@ def _choose(surface: str) -> Selection:
 def _mismatch(surface: str, named: type[Adapter], problem: str) -> SignatureMismatch:
     expected: tuple[str, ...] = ()
     live: tuple[str, ...] = ()
-    symbol = named.label()
+    symbol, verb = named.label(), "Passed"
     for need in named.needs:
-        try:
-            found = need.live()
-        except (ImportError, AttributeError, TypeError):
-            symbol, expected = need.symbol, need.passes
-            break
-        if need.misfit(found):
-            symbol, expected, live = need.symbol, need.passes, found.names
-            break
+        if not need.live_misfit():
+            continue
+        symbol, expected = need.symbol, need.passes
+        if not expected:
+            expected, verb = need.reads, "Read"
+        with suppress(ImportError, AttributeError, TypeError):
+            live = need.live().names
+        break
     return SignatureMismatch(
         f"{surface} of vLLM {installed().version}",
         symbol=symbol,
         expected=expected,
         live=live,
-        found=f"{problem}. Passed here: ({', '.join(expected)}); live: ({', '.join(live)})",
+        found=f"{problem}. {verb} here: ({', '.join(expected)}); live: ({', '.join(live)})",
         advice="update vllm-compat, or report this signature with the output of `vllm-compat doctor`",
     )
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any, Literal
 
-__all__ = ["Kind", "Parameter", "Signature", "signature_of"]
+__all__ = ["Kind", "Parameter", "Signature", "attributes_lacking", "signature_of"]
 
 Kind = Literal["positional_only", "positional_or_keyword", "keyword_only"]
 
@@ -95,3 +98,31 @@ def signature_of(target: Any, *, symbol: str = "", bound: bool = False) -> Signa
         ),
         accepts_var_keyword=any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters),
     )
+
+
+def attributes_lacking(cls: type, names: Iterable[str]) -> list[str]:
+    """Those of ``names`` that no instance of ``cls`` has: no field, method or property, and never set by a method.
+
+    What methods set is read from their code, because a class knows nothing of it before there is an instance. An
+    attribute set on another object by the same name passes too; this tells releases apart, it does not verify vLLM.
+    """
+    known = {name for base in cls.__mro__ for name in (*vars(base), *vars(base).get("__dataclass_fields__", ()))}
+    lacking = [name for name in names if name not in known]
+    if lacking:
+        for code in _codes(cls):
+            stored = set(lacking) & set(code.co_names)
+            if stored:  # reading an attribute names it as well
+                stored &= {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
+                lacking = [name for name in lacking if name not in stored]
+            if not lacking:
+                break
+    return lacking
+
+
+def _codes(cls: type) -> Iterator[CodeType]:
+    """The code of a class's methods, its own and inherited ones."""
+    for base in cls.__mro__:
+        for member in vars(base).values():
+            function = inspect.unwrap(getattr(member, "__func__", member))
+            if inspect.isfunction(function):
+                yield function.__code__

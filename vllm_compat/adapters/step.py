@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, ClassVar
 
@@ -60,11 +61,15 @@ class Step_0_10(Step_0_11_1):
         Need(f"{_SCHEDULER}.schedule", bound=True),
         Need(
             "vllm.v1.core.sched.output:SchedulerOutput",
-            passes=("structured_output_request_ids", "grammar_bitmask"),
+            reads=("structured_output_request_ids", "grammar_bitmask"),
             read_only=True,
         ),
         *_DRAFTS,
     )
+    left: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "Executor.execute_model": ("non_block",),  # 0.11.0 takes it and does not need it
+        "SchedulerOutput": ("*",),
+    }
 
     def run(self, executor: Any, _: Any, scheduler_output: Any, /) -> Any:
         return resolved(executor.execute_model(scheduler_output))
