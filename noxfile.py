@@ -3,6 +3,9 @@
 nox -s kimi     the whole pipeline on the tiny target, from conversations to a served head
 nox -s tests    all tests: without vLLM, then on real vLLM
 nox -s lint     ruff, mypy, import-linter, stale documents
+
+nox -s contract                 a part of the tests: adapters against every recorded release, without vLLM
+nox -s add_release -- 0.34.0    a new release of vLLM: recorded, in the table, what changed, what no longer fits
 """
 
 from __future__ import annotations
@@ -98,6 +101,36 @@ def tests(session: nox.Session) -> None:
     # The first need no engine and share the cores; the second have one engine at a time.
     session.run(*pytest, "-n", "2", "tests/unit", "tests/contract", "tests/kimi", env=VLLM_ENVIRONMENT)
     session.run(*pytest, "tests/live", env=VLLM_ENVIRONMENT)
+
+
+@nox.session(python=PYTHON)
+def contract(session: nox.Session) -> None:
+    """Adapters against the recorded API of every release; neither vLLM nor torch is installed. Part of `tests`."""
+    install_light(session)
+    run_contract(session, *session.posargs)
+
+
+@nox.session(python=PYTHON)
+def add_release(session: nox.Session) -> None:
+    """`nox -s add_release -- 0.34.0`: record a release, add its row and pins, and say what changed and does not fit.
+
+    Fails when the contract tests do: then there are adapters to write (docs/adding-a-release.md).
+    """
+    if len(session.posargs) != 1:
+        session.error("name one release: nox -s add_release -- 0.34.0")
+    install_light(session)
+    session.run("python", "matrix/add_release.py", "add", *session.posargs)
+    session.run("python", "matrix/render.py")
+    run_contract(session)
+
+
+def install_light(session: nox.Session) -> None:
+    """This project and what its tests without vLLM run with."""
+    session.install("-e", ".[test]", "-c", str(CONSTRAINTS))
+
+
+def run_contract(session: nox.Session, *arguments: str) -> None:
+    session.run("python", "-m", "pytest", "-p", "no:cacheprovider", "-q", "-n", "2", "tests/contract", *arguments)
 
 
 @nox.session(python=PYTHON)

@@ -114,10 +114,7 @@ def open_wheel(distribution: str, version: str) -> Iterator[Wheel]:
     Raises:
         NoSuchWheel: there is none, or pip cannot reach its index.
     """
-    said = _locate(f"{distribution}=={version}")
-    if said is None:
-        msg = f"pip finds no wheel of {distribution} {version} for Python {' or '.join(PYTHONS)}"
-        raise NoSuchWheel(msg)
+    said = locate(distribution, version)
     try:
         commands: Any = importlib.import_module("pip._internal.commands")
         lazy_wheel: Any = importlib.import_module("pip._internal.network.lazy_wheel")
@@ -139,12 +136,13 @@ def open_wheel(distribution: str, version: str) -> Iterator[Wheel]:
             )
 
 
-def _locate(requirement: str) -> dict[str, Any] | None:
-    """What pip would install, from its own report; only metadata is fetched. None when no wheel fits.
+def locate(distribution: str, version: str) -> dict[str, Any]:
+    """What pip would install, from its own report; only metadata is fetched.
 
     Raises:
-        NoSuchWheel: pip does not get that far.
+        NoSuchWheel: no wheel fits, or pip does not get that far.
     """
+    requirement = f"{distribution}=={version}"
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
     command += ["--only-binary", ":all:", "--implementation", "cp"]
     for platform in PLATFORMS:
@@ -162,4 +160,5 @@ def _locate(requirement: str) -> dict[str, Any] | None:
         if "No matching distribution" not in reason:
             msg = f"pip cannot look for {requirement}: {reason}"
             raise NoSuchWheel(msg)
-    return None
+    msg = f"pip finds no wheel of {distribution} {version} for Python {' or '.join(PYTHONS)}"
+    raise NoSuchWheel(msg)

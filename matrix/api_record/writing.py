@@ -27,7 +27,15 @@ def write(recorded: Record, folder: Path = FOLDER) -> Path:
     """Write a release's file, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{recorded['release']}.json"
-    draft = path.with_name(f"{path.name}.tmp")
-    draft.write_text(dump(recorded) + "\n", encoding="utf-8")
-    os.replace(draft, path)  # noqa: PTH105 (Path.replace is the same, this one says that it is atomic)
+    replace(path, dump(recorded) + "\n")
     return path
+
+
+def replace(path: Path, text: str) -> bool:
+    """Make ``text`` the content of a file, whole or not at all; whether that changed it."""
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        return False
+    draft = path.with_name(f"{path.name}.tmp")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)  # noqa: PTH105 (Path.replace is the same, this one says that it is atomic)
+    return True

@@ -49,7 +49,7 @@ def test_the_recordings_come_from_the_official_wheels() -> None:
 @pytest.mark.parametrize(("adapter", "api"), SERVED)
 def test_what_an_adapter_calls_is_there(adapter: type[Adapter], api: RecordedApi) -> None:
     """In every release that names this adapter, each symbol it needs exists and takes what it passes, and no more."""
-    problems = [problem for need in adapter.needs if (problem := windows.misfit(api, need))]
+    problems = windows.problems(api, adapter)
     assert not problems, f"{adapter.label()} does not fit vLLM {api.release}: " + "; ".join(problems)
 
 

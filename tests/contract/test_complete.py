@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import pytest
 import windows
+from fit import ANYTHING_ELSE, known, there, unheard_of
 
-from vllm_compat.adapters.base import Adapter, Need
+from vllm_compat.adapters.base import Adapter
 from vllm_compat.adapters.select import SURFACES
 from vllm_compat.recorded.store import RecordedApi
 
 ADAPTERS = windows.all_adapters()
 SERVED = [pytest.param(a, api, id=f"{a.__name__}-{api.release}") for a in ADAPTERS for api in windows.window(a)]
-ANYTHING_ELSE = "*"
-
-
-def known(adapter: type[Adapter], need: Need) -> set[str]:
-    """What an adapter says of a symbol: passed always, passed when set, read, or deliberately left."""
-    return {*need.passes, *(need.options or {}), *need.reads, *adapter.left.get(need.short, ())}
-
-
-def there(api: RecordedApi, need: Need) -> frozenset[str]:
-    """What a recorded release has of it: parameters if it is called, fields if it is read."""
-    found = windows.signature(api, need)
-    if found is None:
-        return frozenset()
-    return windows.fields(api, need) if need.read_only else frozenset(found.names)
 
 
 @pytest.mark.parametrize("surface", SURFACES)
@@ -42,12 +29,7 @@ def test_every_adapter_says_what_it_uses(surface: str) -> None:
 @pytest.mark.parametrize(("adapter", "api"), SERVED)
 def test_nothing_recorded_is_unknown(adapter: type[Adapter], api: RecordedApi) -> None:
     """Each recorded parameter and field is passed, an option of the caller's, read, or named in ``left``."""
-    unknown = [
-        f"{need.short}.{name}"
-        for need in adapter.needs
-        if ANYTHING_ELSE not in (said := known(adapter, need))
-        for name in sorted(there(api, need) - said)
-    ]
+    unknown = unheard_of(api, adapter)
     assert not unknown, f"{adapter.label()} says nothing of {', '.join(unknown)}, which vLLM {api.release} has"
 
 
