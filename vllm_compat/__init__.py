@@ -32,7 +32,16 @@ from vllm_compat.errors import (
     VllmNotInstalled,
 )
 from vllm_compat.installed import Installed, installed
-from vllm_compat.values import DraftStep, FinishedRequest, RequestUpdate, RunnerOutput, ScheduledBatch, ScheduledRequest
+from vllm_compat.values import (
+    BlockPoolState,
+    CachedPrefix,
+    DraftStep,
+    FinishedRequest,
+    RequestUpdate,
+    RunnerOutput,
+    ScheduledBatch,
+    ScheduledRequest,
+)
 
 if TYPE_CHECKING:
     from vllm_compat.capture import CapturedStates, HiddenStatesCapture, capture_hidden_states
@@ -45,6 +54,13 @@ if TYPE_CHECKING:
     from vllm_compat.factories.request import make_request
     from vllm_compat.factories.scheduler import make_scheduler, make_structured_output_manager
     from vllm_compat.hashing import ensure_none_hash, make_block_hasher
+    from vllm_compat.kv_readers import (
+        plain_block_ids,
+        read_block_ids,
+        read_block_pool,
+        read_cached_prefix,
+        reset_prefix_cache,
+    )
     from vllm_compat.patches import disable, enable, enabled
     from vllm_compat.readers import (
         read_engine_core_output,
@@ -57,6 +73,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "UNSET",
+    "BlockPoolState",
+    "CachedPrefix",
     "CaptureError",
     "CapturedStates",
     "ConfigError",
@@ -100,10 +118,15 @@ __all__ = [
     "make_scheduler",
     "make_structured_output_manager",
     "make_vllm_config",
+    "plain_block_ids",
+    "read_block_ids",
+    "read_block_pool",
+    "read_cached_prefix",
     "read_engine_core_output",
     "read_model_runner_output",
     "read_request",
     "read_scheduler_output",
+    "reset_prefix_cache",
 ]
 
 _MODULES = {
@@ -118,6 +141,13 @@ _MODULES = {
     "factories.scheduler": ("make_scheduler", "make_structured_output_manager"),
     "patches": ("disable", "enable", "enabled"),
     "hashing": ("ensure_none_hash", "make_block_hasher"),
+    "kv_readers": (
+        "plain_block_ids",
+        "read_block_ids",
+        "read_block_pool",
+        "read_cached_prefix",
+        "reset_prefix_cache",
+    ),
     "readers": ("read_engine_core_output", "read_model_runner_output", "read_request", "read_scheduler_output"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

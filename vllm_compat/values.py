@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["DraftStep", "FinishedRequest", "RequestUpdate", "RunnerOutput", "ScheduledBatch", "ScheduledRequest"]
+__all__ = [
+    "BlockPoolState",
+    "CachedPrefix",
+    "DraftStep",
+    "FinishedRequest",
+    "RequestUpdate",
+    "RunnerOutput",
+    "ScheduledBatch",
+    "ScheduledRequest",
+]
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,43 @@ class RequestUpdate:
     logprobs: tuple[dict[int, float], ...] | None
     prompt_logprobs: tuple[dict[int, float], ...] | None
     num_cached_tokens: int | None
+
+
+@dataclass(frozen=True)
+class BlockPoolState:
+    """A BlockPool as a value.
+
+    Attributes:
+        num_blocks: Blocks of the pool, the null block included.
+        num_free_blocks: Blocks that can be handed out. A free block may still be in the prefix cache.
+        num_cached_hashes: Pairs of block hash and KV cache group under which the prefix cache finds a block.
+        usage: Share of the blocks in use, 0 to 1, without the null block.
+        null_block_id: The block that stands where a request needs none (outside of a sliding window); 0.
+        caches_prefixes: Prefix caching is on.
+    """
+
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_hashes: int
+    usage: float
+    null_block_id: int
+    caches_prefixes: bool
+
+
+@dataclass(frozen=True)
+class CachedPrefix:
+    """What the prefix cache has of a request.
+
+    Attributes:
+        num_tokens: Tokens from the start whose KV entries are there; at most the request's length less one.
+        block_ids: The blocks that hold them, per KV cache group.
+        shared_prefix_boundary: Where a prefix ends (in tokens) that other requests share, but whose state some group
+            of a hybrid model does not have; 0 if there is none, and before 0.24.0.
+    """
+
+    num_tokens: int
+    block_ids: tuple[tuple[int, ...], ...]
+    shared_prefix_boundary: int
 
 
 @dataclass(frozen=True)

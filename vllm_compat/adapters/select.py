@@ -20,6 +20,7 @@ SURFACES: dict[str, str] = {
     "request": "request",
     "block_hashing": "block_hashing",
     "kv_cache": "kv_cache",
+    "kv_cache_manager": "kv_cache_manager",
     "structured_output": "structured_output",
     "scheduler": "scheduler",
     "scheduler_output": "scheduler_output",
