@@ -108,7 +108,7 @@ def patches(_: Results) -> str:
 _GROUPS = {
     "What is installed": ("installed", "doctor"),
     "Factories": ("factories", "hashing"),
-    "Readers, and the values they give": ("readers", "values", "_unset"),
+    "Readers, and the values they give": ("readers", "kv_readers", "values", "_unset"),
     "Engine and hidden states": ("engine", "capture"),
     "Patches": ("patches",),
     "Errors": ("errors",),

@@ -244,5 +244,3 @@ def test_groups_are_told_apart(hybrid: Any) -> None:
     (scheduled,) = step(hybrid).requests
     assert found.num_tokens == scheduled.num_computed_tokens
     assert found.block_ids == tuple(ids[:count] for ids in scheduled.new_block_ids)
-
-
