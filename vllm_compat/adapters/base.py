@@ -23,7 +23,7 @@ def resolve(symbol: str) -> Any:
         ImportError: the module is not there. AttributeError: the module has no such name.
     """
     module, _, path = symbol.partition(":")
-    value: Any = importlib.import_module(module)
+    value: Any = sys.modules.get(module) or importlib.import_module(module)
     for name in path.split("."):
         value = getattr(value, name)
     return value
@@ -136,9 +136,8 @@ class Adapter:
         """As ``construct``, for a callable that stands in for the one ``need`` names (a subclass, a bound method)."""
         live = signature_of(target, symbol=need.symbol)
         given = {name: value for name, value in options.items() if value is not UNSET}
-        for name in given:
-            if not live.accepts(name):
-                refuse(need, name)
+        if not (live.accepts_var_keyword or given.keys() <= live.keywords):
+            refuse(need, next(name for name in given if name not in live.keywords))
         return target(**given)
 
 

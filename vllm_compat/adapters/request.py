@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from vllm_compat._unset import UNSET
 from vllm_compat.adapters.base import Adapter, Need
+from vllm_compat.adapters.eos import EOS_OF_PARAMS, STOP_IDS_OF_PARAMS, with_eos
 
 _REQUEST = "vllm.v1.request:Request"
 #: What every release requires, ``eos_token_id`` up to 0.16 apart.
@@ -47,19 +48,6 @@ _READS = (
 )
 
 
-def _with_eos(params: Any, eos_token_id: int) -> Any:
-    """A copy of ``params`` that knows the end-of-sequence id, as vLLM's front end makes it.
-
-    The id joins those that ``min_tokens`` suppresses, and from 0.17 it becomes ``SamplingParams.eos_token_id``.
-    """
-    params = params.clone()
-    # clone() is shallow with skip_clone (0.14.0): the set would still be the caller's.
-    params._all_stop_token_ids = set(params._all_stop_token_ids)
-    # By position: the keyword was called model_eos_token_id up to 0.16.0.
-    params.update_from_generation_config({}, eos_token_id)
-    return params
-
-
 class Request_0_17(Adapter):
     """The end-of-sequence id moved from Request into SamplingParams (0.17.0); every later change adds optional fields.
 
@@ -70,7 +58,7 @@ class Request_0_17(Adapter):
     surface = "request"
     since = (0, 17, 0)
     request = Need(_REQUEST, passes=(*_ALWAYS, "block_hasher"), options=_OPTIONS, reads=(*_READS, "_block_hasher"))
-    params = Need("vllm.sampling_params:SamplingParams", reads=("eos_token_id", "_all_stop_token_ids"), read_only=True)
+    params = EOS_OF_PARAMS
     needs: ClassVar[tuple[Need, ...]] = (request, params)
     left: ClassVar[Mapping[str, tuple[str, ...]]] = {"SamplingParams": ("*",)}
 
@@ -83,7 +71,7 @@ class Request_0_17(Adapter):
         """
         given = dict(options)
         if given["sampling_params"] is not None and eos_token_id is not UNSET and eos_token_id is not None:
-            given["sampling_params"] = _with_eos(given["sampling_params"], eos_token_id)
+            given["sampling_params"] = with_eos(given["sampling_params"], eos_token_id)
         return self.construct(self.request, given)
 
     def eos_of(self, request: Any) -> int | None:
@@ -136,7 +124,7 @@ class Request_0_16(Request_0_17):
         options=_OPTIONS,
         reads=(*_READS, "eos_token_id", "_block_hasher"),
     )
-    params = Need("vllm.sampling_params:SamplingParams", reads=("_all_stop_token_ids",), read_only=True)
+    params = STOP_IDS_OF_PARAMS
     needs: ClassVar[tuple[Need, ...]] = (request, params)
 
     def build(self, options: Mapping[str, Any], eos_token_id: Any) -> Any:

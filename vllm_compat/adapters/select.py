@@ -17,7 +17,10 @@ from vllm_compat.installed import installed
 SURFACES: dict[str, str] = {
     "vllm_config": "config",
     "sampling_params": "sampling_params",
+    "pooling_params": "pooling_params",
+    "lora_request": "lora_request",
     "request": "request",
+    "engine_core_request": "engine_core_request",
     "block_hashing": "block_hashing",
     "kv_cache": "kv_cache",
     "kv_cache_manager": "kv_cache_manager",

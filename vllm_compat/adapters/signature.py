@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dis
+import functools
 import inspect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Literal
 
 __all__ = ["Kind", "Parameter", "Signature", "attributes_lacking", "signature_of"]
@@ -59,10 +60,14 @@ class Signature:
         """Names of the parameters without a default, in order."""
         return tuple(parameter.name for parameter in self.parameters if parameter.required)
 
+    @functools.cached_property
+    def keywords(self) -> frozenset[str]:
+        """Names that can be passed by keyword, ``**kwargs`` apart."""
+        return frozenset(p.name for p in self.parameters if p.kind != "positional_only")
+
     def accepts(self, name: str) -> bool:
         """Whether `name` can be passed by keyword."""
-        by_keyword = {p.name for p in self.parameters if p.kind != "positional_only"}
-        return name in by_keyword or self.accepts_var_keyword
+        return name in self.keywords or self.accepts_var_keyword
 
 
 def signature_of(target: Any, *, symbol: str = "", bound: bool = False) -> Signature:
@@ -81,7 +86,20 @@ def signature_of(target: Any, *, symbol: str = "", bound: bool = False) -> Signa
     Raises:
         TypeError: It is not callable, or a builtin whose signature Python does not know.
     """
-    symbol = symbol or f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', repr(target))}"
+    # Of classes and functions the answer is kept: reading a signature takes a hundred times as long as most of
+    # vLLM's constructors. A method is a new object every time it is reached; its function is not.
+    if isinstance(target, MethodType) and isinstance(target.__func__, FunctionType):
+        return _read_once(target.__func__, symbol or _name_of(target), True)
+    if isinstance(target, (type, FunctionType)):
+        return _read_once(target, symbol or _name_of(target), bound)
+    return _read(target, symbol or _name_of(target), bound)
+
+
+def _name_of(target: Any) -> str:
+    return f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', repr(target))}"
+
+
+def _read(target: Any, symbol: str, bound: bool) -> Signature:
     try:
         parameters = list(inspect.signature(target).parameters.values())
     except (TypeError, ValueError) as error:
@@ -98,6 +116,9 @@ def signature_of(target: Any, *, symbol: str = "", bound: bool = False) -> Signa
         ),
         accepts_var_keyword=any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters),
     )
+
+
+_read_once = functools.lru_cache(maxsize=1024)(_read)
 
 
 def attributes_lacking(cls: type, names: Iterable[str]) -> list[str]:

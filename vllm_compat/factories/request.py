@@ -8,7 +8,7 @@ from typing import Any
 from vllm_compat._token_ids import plain_token_ids
 from vllm_compat._unset import UNSET
 from vllm_compat.adapters.select import adapter
-from vllm_compat.errors import VllmCompatError
+from vllm_compat.factories._checks import check_params
 from vllm_compat.hashing import make_block_hasher
 
 __all__ = ["make_request"]
@@ -66,21 +66,7 @@ def make_request(
         VllmCompatError: neither or both of sampling and pooling params; no max_tokens; a token id that is no
             non-negative integer.
     """
-    if (sampling_params is None) == (pooling_params is None):
-        raise VllmCompatError(
-            f"request {request_id!r}",
-            needed="exactly one of sampling_params and pooling_params",
-            found="neither" if sampling_params is None else "both",
-            advice="pass SamplingParams(max_tokens=…) to generate, PoolingParams() to pool",
-        )
-    if getattr(sampling_params, "max_tokens", 0) is None:
-        # vLLM's front end fills it in; Request itself stops at a bare assertion.
-        raise VllmCompatError(
-            f"request {request_id!r}",
-            needed="sampling params with max_tokens",
-            found="max_tokens=None",
-            advice="set max_tokens, at most max_model_len less the prompt",
-        )
+    check_params(request_id, sampling_params, pooling_params)
     if scheduler is not None:
         vllm_config, kv_cache_config = scheduler.vllm_config, scheduler.kv_cache_config
     if block_hasher is UNSET:
