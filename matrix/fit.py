@@ -23,10 +23,10 @@ def signature(api: RecordedApi, need: Need) -> Signature | None:
 def misfit(api: RecordedApi, need: Need) -> str:
     """Why a recorded release does not have what ``need`` calls and reads; "" when it does."""
     found = signature(api, need)
-    if found is None:
+    if found is None and not (need.read_only and api.symbol(need.symbol)):  # an enumeration is read, never called
         return "" if need.life else f"{need.symbol} is not there"
     lacking = sorted(set(need.reads) - attributes(api, need)) if need.reads else ()
-    return "; ".join(filter(None, (need.misfit(found), need.unreadable(lacking))))
+    return "; ".join(filter(None, (need.misfit(found) if found else "", need.unreadable(lacking))))
 
 
 def attributes(api: RecordedApi, need: Need) -> frozenset[str]:

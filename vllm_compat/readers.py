@@ -7,12 +7,23 @@ from typing import Any
 from vllm_compat.adapters.select import adapter
 from vllm_compat.values import RequestUpdate, RunnerOutput, ScheduledBatch
 
-__all__ = ["read_engine_core_output", "read_model_runner_output", "read_request", "read_scheduler_output"]
+__all__ = [
+    "read_engine_core_output",
+    "read_engine_core_request",
+    "read_model_runner_output",
+    "read_request",
+    "read_scheduler_output",
+]
 
 
 def read_request(request: Any) -> dict[str, Any]:
     """The options of ``make_request`` that this Request carries, by name; only those that the release has."""
     return adapter("request").read(request)  # type: ignore[no-any-return]
+
+
+def read_engine_core_request(core_request: Any) -> dict[str, Any]:
+    """The options of ``make_engine_core_request`` that this one carries, by name; only those that the release has."""
+    return adapter("engine_core_request").read(core_request)  # type: ignore[no-any-return]
 
 
 def read_scheduler_output(scheduler_output: Any) -> ScheduledBatch:

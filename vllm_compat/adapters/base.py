@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from vllm_compat._unset import UNSET
 from vllm_compat.adapters.signature import Signature, attributes_lacking, signature_of
@@ -127,9 +127,16 @@ class Adapter:
         """Call ``need`` with keywords only, leaving out what is UNSET.
 
         Raises:
-            UnsupportedField: an option that the caller set does not exist in the installed release.
+            UnsupportedField: an option that the caller set does not exist in the installed release, or ``need`` itself
+                does not, in a release outside its ``life``.
         """
-        return Adapter.construct_class(need, resolve(need.symbol), options)
+        try:
+            target = resolve(need.symbol)
+        except (ImportError, AttributeError):
+            if need.life:
+                refuse_symbol(need)
+            raise
+        return Adapter.construct_class(need, target, options)
 
     @staticmethod
     def construct_class(need: Need, target: Callable[..., Any], options: Mapping[str, Any]) -> Any:
@@ -141,23 +148,41 @@ class Adapter:
         return target(**given)
 
 
-def refuse(need: Need, name: str) -> None:
+def refuse(need: Need, name: str) -> NoReturn:
     """Raise UnsupportedField for an option that the caller set and this release cannot express."""
-    first, _, last = (need.options or {}).get(name, "").partition("-")
-    here = installed()
-    needed = f"a vLLM whose {need.short} takes {name}"
-    advice = "use a release that has it"
-    if last:
-        needed = f"vLLM {first} to {last}"
-    elif first:
-        needed = f"vLLM {first} or newer"
-        known = parse_release(first)
-        # A fork may lack what its release number promises; upgrading would not be the answer there.
-        if known is not None and (here.release is None or here.release < known):
-            advice = "upgrade vLLM"
+    life = (need.options or {}).get(name, "")
+    needed, upgrade = _needed(life)
     raise UnsupportedField(
         symbol=f"{need.short}.{name}",
-        needed=needed,
-        found=f"vLLM {here.version} ({here.distribution or 'source tree'})",
-        advice=f"leave {name} unset, or {advice}",
+        needed=needed or f"a vLLM whose {need.short} takes {name}",
+        found=_here(),
+        advice=f"leave {name} unset, or {'upgrade vLLM' if upgrade else 'use a release that has it'}",
     )
+
+
+def refuse_symbol(need: Need, advice: str = "") -> NoReturn:
+    """Raise UnsupportedField for something of vLLM's that this release does not have at all."""
+    needed, upgrade = _needed(need.life)
+    raise UnsupportedField(
+        symbol=need.short,
+        needed=needed or f"a vLLM that has {need.symbol}",
+        found=_here(),
+        advice=advice or ("upgrade vLLM" if upgrade else "use a release that has it"),
+    )
+
+
+def _needed(life: str) -> tuple[str, bool]:
+    """(the releases of a ``life`` in words, whether upgrading gets there)."""
+    first, _, last = life.partition("-")
+    if last:
+        return f"vLLM {first} to {last}", False
+    if not first:
+        return "", False
+    here, known = installed(), parse_release(first)
+    # A fork may lack what its release number promises; upgrading would not be the answer there.
+    return f"vLLM {first} or newer", known is not None and (here.release is None or here.release < known)
+
+
+def _here() -> str:
+    here = installed()
+    return f"vLLM {here.version} ({here.distribution or 'source tree'})"

@@ -58,8 +58,7 @@ class Request_0_17(Adapter):
     surface = "request"
     since = (0, 17, 0)
     request = Need(_REQUEST, passes=(*_ALWAYS, "block_hasher"), options=_OPTIONS, reads=(*_READS, "_block_hasher"))
-    params = EOS_OF_PARAMS
-    needs: ClassVar[tuple[Need, ...]] = (request, params)
+    needs: ClassVar[tuple[Need, ...]] = (request, EOS_OF_PARAMS)
     left: ClassVar[Mapping[str, tuple[str, ...]]] = {"SamplingParams": ("*",)}
 
     def build(self, options: Mapping[str, Any], eos_token_id: Any) -> Any:
@@ -124,8 +123,7 @@ class Request_0_16(Request_0_17):
         options=_OPTIONS,
         reads=(*_READS, "eos_token_id", "_block_hasher"),
     )
-    params = STOP_IDS_OF_PARAMS
-    needs: ClassVar[tuple[Need, ...]] = (request, params)
+    needs: ClassVar[tuple[Need, ...]] = (request, STOP_IDS_OF_PARAMS)
 
     def build(self, options: Mapping[str, Any], eos_token_id: Any) -> Any:
         eos = None if eos_token_id is UNSET else eos_token_id
@@ -150,7 +148,7 @@ class Request_0_11_1(Request_0_16):
         options=_OPTIONS,
         reads=(*_READS, "eos_token_id", "get_hash_new_full_blocks"),
     )
-    needs: ClassVar[tuple[Need, ...]] = (request, Request_0_16.params)
+    needs: ClassVar[tuple[Need, ...]] = (request, STOP_IDS_OF_PARAMS)
 
     def hasher_of(self, request: Any) -> Any:
         bound = request.get_hash_new_full_blocks  # a partial over the request
@@ -172,7 +170,7 @@ class Request_0_10(Request_0_11_1):
         reads=Request_0_11_1.request.reads,
     )
     structured = Need("vllm.v1.structured_output.request:StructuredOutputRequest", passes=("sampling_params",))
-    needs: ClassVar[tuple[Need, ...]] = (request, structured, Request_0_16.params)
+    needs: ClassVar[tuple[Need, ...]] = (request, structured, STOP_IDS_OF_PARAMS)
     left: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **Request_0_11_1.left,
         "StructuredOutputRequest": ("_grammar", "reasoning_ended"),  # what vLLM fills in

@@ -6,9 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from vllm_compat._unset import UNSET
-from vllm_compat.adapters.base import Adapter, Need, refuse
-from vllm_compat.errors import UnsupportedField
-from vllm_compat.installed import installed
+from vllm_compat.adapters.base import Adapter, Need, refuse, refuse_symbol
 from vllm_compat.values import ScheduledBatch, ScheduledRequest
 
 _MODULE = "vllm.v1.core.sched.output"
@@ -85,6 +83,7 @@ _GRAMMAR = Need(
     f"{_MODULE}:GrammarOutput",
     passes=_GRAMMAR_FIELDS,
     options={"num_acceptable_drafts": "0.32.0"},
+    life="0.11.1",
 )
 
 
@@ -237,13 +236,7 @@ class SchedulerOutput_0_11(SchedulerOutput_0_11_1):
         return self.construct(self.cached, {**given, "resumed_from_preemption": resumed})
 
     def build_grammar(self, _: Mapping[str, Any], /) -> Any:
-        here = installed()
-        raise UnsupportedField(
-            symbol="GrammarOutput",
-            needed="vLLM 0.11.1 or newer",
-            found=f"vLLM {here.version} ({here.distribution or 'source tree'})",
-            advice="pass structured_output_request_ids and grammar_bitmask to make_scheduler_output, or upgrade vLLM",
-        )
+        refuse_symbol(_GRAMMAR, "pass structured_output_request_ids and grammar_bitmask to make_scheduler_output")
 
     def build(self, options: Mapping[str, Any]) -> Any:
         nothing: dict[str, Any] = {"structured_output_request_ids": {}, "grammar_bitmask": None}

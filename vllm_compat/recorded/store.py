@@ -89,7 +89,7 @@ class RecordedApi:
         return {parameter.name for parameter in parse(record["call"]).parameters} | set(record.get("not_init", ()))
 
     def attributes(self, full_name: str) -> set[str] | None:
-        """What an instance of a recorded class has: fields, methods, properties, what its methods set.
+        """What an instance of a recorded class has: fields, methods, properties, what its methods set; enum members.
 
         None when the release does not have it.
         """
@@ -97,7 +97,7 @@ class RecordedApi:
         names = self.fields(full_name)
         if record is None or names is None:
             return None
-        names |= {*record.get("attributes", ()), *record.get("methods", ())}
+        names |= {*record.get("attributes", ()), *record.get("methods", ()), *record.get("members", ())}
         for base in record.get("bases", ()):
             names |= self.attributes(base) or set()
         return names
