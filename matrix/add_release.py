@@ -20,7 +20,7 @@ import fit
 import new_row
 import pins
 from api_record import index, targets, writing
-from api_record.record import record_surfaces
+from api_record.record import find_elsewhere, record_surfaces
 from api_record.tree import Tree
 from api_record.wheel import NoSuchWheel, Wheel, locate, open_wheel
 
@@ -113,6 +113,7 @@ def record_nightly(version: str) -> Path:
 
 
 def _recorded(release: str, wheel: Wheel) -> dict[str, object]:
+    surfaces = record_surfaces(Tree(wheel), targets.load())
     return {
         "release": release,
         "wheel": {
@@ -121,7 +122,8 @@ def _recorded(release: str, wheel: Wheel) -> dict[str, object]:
             "sha256": wheel.sha256,
             "version": wheel.version,
         },
-        "surfaces": record_surfaces(Tree(wheel), targets.load()),
+        "surfaces": surfaces,
+        "elsewhere": find_elsewhere(wheel.read_all(_ours(wheel)), surfaces, targets.moved()),
     }
 
 
@@ -135,6 +137,10 @@ def compare(wheel: Wheel, other: Wheel) -> dict[str, object]:
         "lacks": sorted(name for name in ours.keys() - theirs.keys() if not _third_party(name)),
         "adds": sorted(name for name in theirs.keys() - ours.keys() if not _third_party(name)),
     }
+
+
+def _ours(wheel: Wheel) -> list[str]:
+    return [name for name in wheel.checksums if not _third_party(name)]
 
 
 def _third_party(name: str) -> bool:

@@ -9,9 +9,12 @@ import json
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+import api_blocks
+from markdown_table import table as _table
 
 import vllm_compat
 from vllm_compat import releases
@@ -246,6 +249,8 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "kimi-tiny": kimi_tiny,
     "boundaries": boundaries,
     "device": device,
+    "moved": lambda _: api_blocks.moved(),
+    "plugin-changes": lambda _: api_blocks.plugin_changes(),
 }
 
 # -- pieces -----------------------------------------------------------------------------------------------------------
@@ -311,15 +316,6 @@ def _source(result: Mapping[str, Any]) -> str:
         f"`{result['command']}` · vLLM {result['release']} ({result['distribution']}) · {machine['cores']} cores, "
         f"{machine['architecture']} · {result['date']} · commit {result['commit']}"
     )
-
-
-def _table(head: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    lines: list[Iterable[object]] = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
-
-
-def _cell(value: object) -> str:
-    return str(value).replace("|", "\\|").replace("\n", " ")
 
 
 def _files(names: Iterable[str]) -> str:

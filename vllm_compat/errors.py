@@ -23,6 +23,7 @@ __all__ = [
     "SignatureMismatch",
     "StoreError",
     "UnsupportedField",
+    "UnsupportedName",
     "UnsupportedRelease",
     "VllmCompatError",
     "VllmNotInstalled",
@@ -101,6 +102,13 @@ class UnsupportedField(VllmCompatError):
     ) -> None:
         super().__init__(asked or symbol, needed=needed, found=found, advice=advice)
         self.symbol = symbol
+
+
+class UnsupportedName(UnsupportedField, ImportError):
+    """The installed vLLM has a name of ``vllm_compat.moved`` in none of the places it is known in.
+
+    An ImportError as well, so that ``try: from vllm_compat.moved import … except ImportError:`` works.
+    """
 
 
 class SignatureMismatch(VllmCompatError):

@@ -151,6 +151,8 @@ def _own_fields(tree: Tree, symbol: Symbol, *, kw_only: bool, total: bool = True
             kw_only = True
             continue
         name = node.target.id
+        if name.startswith("_") and kind(tree, symbol) == "pydantic_model":
+            continue  # a private attribute
         if typed_dict:
             found[name] = Field(name, required=outer == "Required" or (total and outer != "NotRequired"), kw_only=True)
         else:
@@ -201,7 +203,8 @@ def constructor(tree: Tree, symbol: Symbol) -> Call:
     """What calling the class takes: ``__init__`` or ``__new__``, or the one that its fields make."""
     what = kind(tree, symbol)
     if what in ("msgspec_struct", "namedtuple", "typed_dict", "pydantic_model"):
-        return _from_fields(fields(tree, symbol), keyword_only=what in ("typed_dict", "pydantic_model"))
+        call = _from_fields(fields(tree, symbol), keyword_only=what in ("typed_dict", "pydantic_model"))
+        return replace(call, var_keyword=what == "pydantic_model" and _takes_anything(tree, symbol))
     for base in mro(tree, symbol):
         if isinstance(base, External):
             if base.name in _INERT or base.name in _ENUMS:
@@ -215,6 +218,17 @@ def constructor(tree: Tree, symbol: Symbol) -> Call:
         if own is not None and not _is_false(own[1].get("init")):
             return _from_fields(fields(tree, base))
     return Call()
+
+
+def _takes_anything(tree: Tree, symbol: Symbol) -> bool:
+    """Whether a pydantic model keeps keywords that are no fields: ``ConfigDict(extra="allow")``; the nearest counts."""
+    for base in mro(tree, symbol):
+        for node in class_node(base).body if isinstance(base, Symbol) else ():
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "model_config":
+                keywords = {k.arg: k.value for k in ast.walk(node.value) if isinstance(k, ast.keyword)}
+                if "extra" in keywords:
+                    return ast.literal_eval(keywords["extra"]) == "allow"
+    return False
 
 
 def _from_fields(found: dict[str, Field], *, keyword_only: bool = False) -> Call:

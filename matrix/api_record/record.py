@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,32 @@ def record_surfaces(tree: Tree, surfaces: Mapping[str, Sequence[Target]]) -> dic
         surface: {target.key: record(tree, target, recorded) for target in targets}
         for surface, targets in surfaces.items()
     }
+
+
+def find_elsewhere(
+    files: Mapping[str, str], surfaces: Mapping[str, Mapping[str, Record | None]], targets: Sequence[Target]
+) -> dict[str, list[str]]:
+    """Names that no candidate module has -> modules that define one at their top level, which may be where it went.
+
+    Args:
+        files: Path of each Python file -> its text.
+        surfaces: What was recorded.
+        targets: The names to look for.
+    """
+    missing = {key for records in surfaces.values() for key, record in records.items() if record is None}
+    names = {target.name for target in targets if target.key in missing}
+    if not names:
+        return {}
+    any_of = "|".join(sorted(names))
+    pattern = re.compile(
+        rf"^(?:(?:class|def|async def) +(?P<defined>{any_of})\b|(?P<assigned>{any_of}) *(?::|=(?!=)))", re.MULTILINE
+    )
+    found: dict[str, set[str]] = {}
+    for path, text in files.items():
+        for match in pattern.finditer(text):
+            module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            found.setdefault(match["defined"] or match["assigned"], set()).add(module)
+    return {name: sorted(modules) for name, modules in sorted(found.items())}
 
 
 def _find(tree: Tree, target: Target) -> tuple[Symbol | None, list[str]]:
@@ -56,7 +83,9 @@ def record(tree: Tree, target: Target, recorded: Mapping[str, bool] | None = Non
         result["name"] = target.name
     if symbol.name != target.name:
         result["alias_of"] = symbol.name
-    if isinstance(symbol.node, ast.ClassDef):
+    if isinstance(symbol.node, ast.ClassDef) and target.located:
+        result.update(_located_class(tree, symbol))
+    elif isinstance(symbol.node, ast.ClassDef):
         result.update(_class(tree, symbol, recorded or {}, subclassed=target.subclassed))
     elif isinstance(symbol.node, ast.FunctionDef | ast.AsyncFunctionDef):
         words = ("async",) if isinstance(symbol.node, ast.AsyncFunctionDef) else ()
@@ -65,6 +94,15 @@ def record(tree: Tree, target: Target, recorded: Mapping[str, bool] | None = Non
         value = symbol.node.value
         result.update(kind="value", value=ast.unparse(value)[:200] if value is not None else "")
     return result
+
+
+def _located_class(tree: Tree, symbol: Symbol) -> Record:
+    what = classes.kind(tree, symbol)
+    return (
+        {"kind": what}
+        if what in ("enum", "protocol")
+        else {"kind": what, "call": str(classes.constructor(tree, symbol))}
+    )
 
 
 def _class(tree: Tree, symbol: Symbol, recorded: Mapping[str, bool], *, subclassed: bool) -> Record:

@@ -1,10 +1,12 @@
-"""Which symbols are recorded: ``matrix/api/targets.toml``."""
+"""Which symbols are recorded: ``matrix/api/targets.toml``, and the names that moved, ``vllm_compat/moved.toml``."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from vllm_compat.adapters import moves
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -23,12 +25,14 @@ class Target:
         modules: Candidates; the first is where new releases have it.
         key: What it is called in the record; differs from ``name`` where two symbols share it.
         subclassed: Plugins subclass it or call its methods, so all of them are recorded.
+        located: Only where it is and what calling it takes are recorded.
     """
 
     name: str
     modules: tuple[str, ...]
     key: str
     subclassed: bool = False
+    located: bool = False
 
     @classmethod
     def parse(cls, text: str, *, subclassed: bool = False) -> Target:
@@ -56,4 +60,17 @@ def load(path: Path = TARGETS) -> dict[str, list[Target]]:
                 raise ValueError(msg)
             seen.add(target.key)
         surfaces[surface] = targets
+    if path == TARGETS:
+        surfaces["moved"] = [target for target in moved() if target.key not in seen]
     return surfaces
+
+
+def moved() -> list[Target]:
+    """A target for every name of ``moved.toml``, with all the places that the table knows, the newest first."""
+    places: dict[str, list[str]] = {}
+    for move in moves.table().values():
+        for place in reversed(move.places):
+            module, _, name = place.symbol.partition(":")
+            if module and module not in places.setdefault(name, []):
+                places[name].append(module)
+    return [Target(name, tuple(modules), name, located=True) for name, modules in sorted(places.items())]

@@ -223,8 +223,8 @@ def is_overload(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any(ast.unparse(decorator).rpartition(".")[2] == "overload" for decorator in node.decorator_list)
 
 
-def _lazy_names(module: Module) -> Iterator[tuple[str, Import]]:
-    """Names that the module's ``__getattr__`` imports: from a table ``{"X": ".module:X"}``, or in its body."""
+def _lazy_names(module: Module) -> Iterator[tuple[str, Definition | Import]]:
+    """Names that the module's ``__getattr__`` knows: in a table ``{"X": ".module:X"}``, imported or named in it."""
     getter = module.bindings.get("__getattr__")
     if not isinstance(getter, ast.FunctionDef):
         return
@@ -241,3 +241,10 @@ def _lazy_names(module: Module) -> Iterator[tuple[str, Import]]:
                 source, colon, name = target.value.partition(":")
                 if colon and isinstance(key.value, str):
                     yield key.value, Import(f"{module.name}{source}" if source.startswith(".") else source, name)
+    for node in ast.walk(getter):  # if name == "current_platform": return …
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq):
+            named = node.comparators[0]
+            if isinstance(named, ast.Constant) and isinstance(named.value, str) and named.value.isidentifier():
+                (made,) = ast.parse(f"{named.value} = __getattr__({named.value!r})").body
+                assert isinstance(made, ast.Assign)
+                yield named.value, made

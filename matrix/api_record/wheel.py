@@ -14,7 +14,7 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any
@@ -73,6 +73,10 @@ class Wheel:
             for group in _runs(wanted):
                 self._fetch(group)
         return self._texts[path]
+
+    def read_all(self, paths: Iterable[str]) -> dict[str, str]:
+        """Path -> text of Python files that the wheel has."""
+        return {path: text for path in paths if (text := self.read(path)) is not None}
 
     def _fetch(self, entries: list[zipfile.ZipInfo]) -> None:
         start, end = entries[0].header_offset, _end(entries[-1])

@@ -54,6 +54,11 @@ def test_a_changed_call(old: str, new: str, hard: bool, what: str) -> None:
     assert any(h for h, _ in found) is hard
 
 
+def test_the_order_of_a_union_is_no_change() -> None:
+    """``A | None`` and ``None | A`` are one type."""
+    assert [] == list(diff.calls(parse("(a) -> A | B | None"), parse("(a) -> B | None | A")))
+
+
 def test_the_same_call_is_no_change() -> None:
     """Nothing is said of what stayed."""
     assert [] == list(diff.calls(parse("(a, b=, *, c) -> int"), parse("(a, b=, *, c) -> int")))
@@ -121,7 +126,7 @@ def test_the_boundaries_that_broke_people(old: str, new: str, expected: Change) 
 
 def test_patch_releases_without_changes() -> None:
     """Two releases with the same API have no difference at all."""
-    for old, new in (("0.11.1", "0.11.2"), ("0.22.0", "0.22.1"), ("0.25.0", "0.25.1"), ("0.27.0", "0.27.1")):
+    for old, new in (("0.22.0", "0.22.1"), ("0.25.0", "0.25.1"), ("0.27.0", "0.27.1")):
         assert [] == diff.between(store.load(old), store.load(new)), (old, new)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from api_record.functions import annotation, of_function
-from api_record.record import record, record_surfaces
+from api_record.record import find_elsewhere, record, record_surfaces
 from api_record.targets import Target, load
 from api_record.tree import Folder, Tree
 
@@ -224,6 +224,33 @@ CLASSES = {
             c: list[int] = msgspec.field(default_factory=list)
             @property
             def d(self): return 1
+        """,
+    ),
+    "pydantic model that keeps what it does not know": (
+        "pydantic_model",
+        "(*, a, b=, **kwargs)",
+        """
+        from typing import ClassVar
+        from pydantic import BaseModel, ConfigDict
+        class Above(BaseModel):
+            model_config = ConfigDict(extra="allow")
+            a: int
+        class C(Above):
+            b: int = 1
+            _private: int = 2
+            _shared: ClassVar[int] = 3
+        """,
+    ),
+    "pydantic model that forbids it again": (
+        "pydantic_model",
+        "(*, a)",
+        """
+        from pydantic import BaseModel, ConfigDict
+        class Above(BaseModel):
+            model_config = ConfigDict(extra="allow")
+        class C(Above):
+            model_config = ConfigDict(extra="forbid")
+            a: int
         """,
     ),
     "keyword-only msgspec struct": (
@@ -447,6 +474,63 @@ def test_a_symbol_that_moved_is_found_where_it_is(write: Write) -> None:
     assert ("pkg.old", None) == (found["module"], found.get("also"))
     assert record(tree, target("pkg.new | pkg.other : f")) is None
     assert record(tree, target("pkg.old : g")) is None
+
+
+def test_a_name_that_is_made_when_asked_for(write: Write) -> None:
+    """Lazy names of a module: what ``__getattr__`` imports, and what it only knows by name."""
+    tree = write(
+        {
+            "pkg/a.py": """
+            def __getattr__(name):
+                if name == "current":
+                    return object()
+                if name == "Lazy":
+                    from pkg.b import Lazy
+                    return Lazy
+                raise AttributeError(name)
+            """,
+            "pkg/b.py": "class Lazy: ...",
+        }
+    )
+    current, lazy = record(tree, target("pkg.a : current")), record(tree, target("pkg.a : Lazy"))
+    assert current == {"module": "pkg.a", "kind": "value", "value": "__getattr__('current')"}
+    assert lazy is not None
+    assert "pkg.b" == lazy["module"]
+
+
+def test_a_name_that_moved_to_where_nobody_looked(tmp_path: Path) -> None:
+    """Modules that define a name which none of its places has are noted; imports and locals of that name are not."""
+    files = {
+        "pkg/new.py": "async def gone(a):\n    inner = 1\n",
+        "pkg/sub/__init__.py": "gone: int = 3\n",
+        "pkg/uses.py": "from pkg.new import gone\ngone(1)\nclass A:\n    gone = 2\n",
+        "pkg/old.py": "class here: ...\n",
+    }
+    targets = [Target("gone", ("pkg.old",), "gone"), Target("here", ("pkg.old",), "here")]
+    surfaces = {"moved": {"gone": None, "here": {"module": "pkg.old"}}}
+    assert {"gone": ["pkg.new", "pkg.sub"]} == find_elsewhere(files, surfaces, targets)
+
+
+def test_of_a_located_class_only_its_call_is_recorded(write: Write) -> None:
+    """Where it is and how it is built; an enum and a protocol are not built."""
+    tree = write(
+        {
+            "pkg/a.py": """
+            import enum, typing
+            class C:
+                def __init__(self, a): self.a = a
+                def m(self): ...
+            class E(enum.Enum):
+                X = 1
+            class P(typing.Protocol):
+                def m(self): ...
+            """
+        }
+    )
+    found = {name: record(tree, Target(name, ("pkg.a",), name, located=True)) for name in "CEP"}
+    assert found["C"] == {"module": "pkg.a", "kind": "class", "call": "(a)"}
+    assert found["E"] == {"module": "pkg.a", "kind": "enum"}
+    assert found["P"] == {"module": "pkg.a", "kind": "protocol"}
 
 
 def test_definitions_behind_conditions(write: Write) -> None:

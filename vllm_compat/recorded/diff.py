@@ -131,7 +131,7 @@ def calls(old: Call, new: Call, *, overridden: bool = False) -> Iterator[tuple[b
             yield getattr(old, name), f"{stars} is {'gone' if getattr(old, name) else 'new'}"
     if old.words != new.words:
         yield True, f"{' '.join(old.words) or 'plain'} -> {' '.join(new.words) or 'plain'}"
-    if old.returns != new.returns:
+    if sorted(old.returns.split(" | ")) != sorted(new.returns.split(" | ")):  # the order of a union says nothing
         other = _arity(old.returns) != _arity(new.returns) or (overridden and bool(old.returns and new.returns))
         yield other, f"returns {old.returns or '?'} -> {new.returns or '?'}"
 

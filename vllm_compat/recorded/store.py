@@ -37,11 +37,13 @@ class RecordedApi:
         release: ``"0.32.0"``; of a nightly ``"0.29.1.dev202609091054"``.
         wheel: The wheel that was read: distribution, version, file, sha256.
         surfaces: Surface -> symbol -> record; None where the release does not have the symbol.
+        elsewhere: Name of ``moved.toml`` that is in none of its places -> other modules that define one.
     """
 
     release: str
     wheel: Record
     surfaces: dict[str, dict[str, Record | None]] = field(repr=False)
+    elsewhere: dict[str, list[str]] = field(repr=False, default_factory=dict)
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -119,7 +121,7 @@ def load(release: str, folder: Path = FOLDER) -> RecordedApi:
         FileNotFoundError: it was not recorded.
     """
     data = json.loads((folder / f"{release}.json").read_text(encoding="utf-8"))
-    return RecordedApi(data["release"], data["wheel"], data["surfaces"])
+    return RecordedApi(data["release"], data["wheel"], data["surfaces"], data["elsewhere"])
 
 
 def releases(folder: Path = FOLDER) -> list[str]:
