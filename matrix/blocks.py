@@ -114,7 +114,7 @@ _GROUPS = {
     "Readers, and the values they give": ("readers", "kv_readers", "values", "_unset"),
     "Engine and hidden states": ("engine", "capture"),
     "Patches": ("patches",),
-    "Errors": ("errors",),
+    "Errors, and a warning": ("errors",),
 }
 
 

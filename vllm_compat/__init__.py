@@ -29,6 +29,7 @@ from vllm_compat.errors import (
     UnsupportedField,
     UnsupportedName,
     UnsupportedRelease,
+    UnverifiedRelease,
     VllmCompatError,
     VllmNotInstalled,
 )
@@ -115,6 +116,7 @@ __all__ = [
     "UnsupportedField",
     "UnsupportedName",
     "UnsupportedRelease",
+    "UnverifiedRelease",
     "VllmCompatError",
     "VllmNotInstalled",
     "capture_hidden_states",

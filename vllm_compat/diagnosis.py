@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from vllm_compat.installed import Installed
 
-__all__ = ["Finding", "Report", "Surface"]
+__all__ = ["Finding", "Limit", "Report", "Surface"]
 
 _WIDTH = 100
+_OPTIONS = 15  # of one factory that the text names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,24 @@ class Surface:
     reason: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """An option that the installed release cannot express; setting it raises `UnsupportedField`.
+
+    Attributes:
+        call: The name that takes it ("make_request").
+        option: The option ("kv_hints"); one of a nested object is "StructuredOutputsParams.backend".
+        needs: The releases that have it ("vLLM 0.31.0 or newer").
+    """
+
+    call: str
+    option: str
+    needs: str
+
+    def __str__(self) -> str:
+        return f"{self.call}: {self.option} needs {self.needs}"
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Report:
     """The state of vllm_compat in this environment.
@@ -62,6 +81,7 @@ class Report:
         release: What the table of releases says about it, in a sentence.
         hash_seed: What block hashes of this process depend on, in a sentence.
         surfaces: The adapter of every surface; empty when vLLM was not imported.
+        limits: What this release cannot do, by factory; oldest first.
         findings: Problems first, then hints.
     """
 
@@ -71,6 +91,7 @@ class Report:
     release: str
     hash_seed: str
     surfaces: tuple[Surface, ...]
+    limits: tuple[Limit, ...]
     findings: tuple[Finding, ...]
 
     @property
@@ -96,7 +117,8 @@ class Report:
         else:
             here = self.installed
             owner = f"distribution {here.distribution}" if here.distribution else "no distribution"
-            yield _row("vLLM", f"{here.version} (from {here.source}), {owner}, in {here.location}")
+            version = f"{here.version}, a nightly" if here.is_nightly else here.version
+            yield _row("vLLM", f"{version} (from {here.source}), {owner}, in {here.location}")
             yield _row("release", self.release)
             yield _row("platform", f"{here.platform} ({here.platform_source})")
             yield _row("model runner", f"{here.runner} ({here.runner_reason})")
@@ -107,6 +129,11 @@ class Report:
             for surface in self.surfaces:
                 adapter = (surface.adapter or "NONE FITS").removeprefix(f"{surface.name} ")
                 yield _row(surface.name, f"{adapter}: {surface.reason}", indent=2)
+        if self.limits:
+            yield ""
+            yield "not in this release"
+            for call in dict.fromkeys(limit.call for limit in self.limits):
+                yield _row(call, _listed([limit for limit in self.limits if limit.call == call]), indent=2)
         for level, title in (("hint", "hints"), ("problem", "problems")):
             chosen = [finding for finding in self.findings if finding.level == level]
             if chosen:
@@ -116,6 +143,16 @@ class Report:
         yield ""
         count = sum(finding.level == "problem" for finding in self.findings)
         yield "ok" if not count else f"{count} problem{'s' if count > 1 else ''}"
+
+
+def _listed(limits: list[Limit]) -> str:
+    """Options by the releases that have them; the last ones, for somebody who wonders whether to upgrade."""
+    shown = limits[-_OPTIONS:]
+    groups = {limit.needs: [other.option for other in shown if other.needs == limit.needs] for limit in shown}
+    parts = [f"{', '.join(options)} ({needs.removeprefix('vLLM ')})" for needs, options in groups.items()]
+    if len(limits) > len(shown):
+        parts.append(f"{len(limits) - len(shown)} older ones, which --json lists")
+    return "; ".join(parts)
 
 
 def _row(label: str, text: str, indent: int = 0) -> str:

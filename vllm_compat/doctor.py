@@ -9,12 +9,12 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from vllm_compat.errors import VllmCompatError
+from vllm_compat.errors import UnsupportedRelease, VllmCompatError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vllm_compat.diagnosis import Finding, Report, Surface
+    from vllm_compat.diagnosis import Finding, Limit, Report, Surface
     from vllm_compat.installed import Installed
 
 __all__ = ["doctor"]
@@ -23,16 +23,19 @@ __all__ = ["doctor"]
 def doctor(*, import_vllm: bool = True) -> Report:
     """Look at this environment and report; print the result, or ask it for ``ok`` and ``findings``.
 
+    Starts one other process, to compare what it sees with this one.
+
     Args:
         import_vllm: Import vLLM to compare the adapters with its live signatures, which takes seconds.
-            Without it the report has no `Report.surfaces`.
+            Without it the report has no `Report.surfaces`, and `Report.limits` is what the release number says.
     """
-    from vllm_compat import __version__
+    from vllm_compat import __version__, environment
     from vllm_compat.diagnosis import Finding, Report
     from vllm_compat.installed import installed
 
     findings: list[Finding] = []
     surfaces: tuple[Surface, ...] = ()
+    limits: tuple[Limit, ...] = ()
     here: Installed | None = None
     try:
         here = installed()
@@ -40,12 +43,15 @@ def doctor(*, import_vllm: bool = True) -> Report:
         findings.append(Finding(level="problem", what=str(error)))
     else:
         if import_vllm:
-            surfaces, problem = _surfaces()
-            findings.extend(problem)
+            surfaces, problems = _surfaces()
+            findings.extend(problems)
+            findings.extend(environment.loaded(here))
+        limits = tuple(_limits(here, live=any(surface.adapter for surface in surfaces)))
+        findings.extend(environment.processes(here))
         findings.extend(Finding(level="hint", what=note) for note in here.notes)
         findings.extend(_known_bad(here))
-        findings.extend(_platform_plugins(here))
-        findings.extend(_speculators(here))
+        findings.extend(environment.plugins(here))
+        findings.extend(environment.speculators(here))
     return Report(
         vllm_compat=__version__,
         python=f"{sys.version.split()[0]} at {sys.executable}",
@@ -53,6 +59,7 @@ def doctor(*, import_vllm: bool = True) -> Report:
         release=_release(here) if here else "",
         hash_seed=_hash_seed(here) if here else "",
         surfaces=surfaces,
+        limits=limits,
         findings=tuple(findings),
     )
 
@@ -70,7 +77,11 @@ def _surfaces() -> tuple[tuple[Surface, ...], list[Finding]]:
         return (), [Finding(level="problem", what=what, advice=advice)]
     surfaces: list[Surface] = []
     problems: list[Finding] = []
-    for name, answer in zip(SURFACES, explain(), strict=True):
+    try:
+        answers = explain()
+    except UnsupportedRelease as error:
+        return (), [Finding(level="problem", what=f"{error}.")]
+    for name, answer in zip(SURFACES, answers, strict=True):
         if isinstance(answer, Selection):
             surfaces.append(Surface(name=name, adapter=answer.adapter.label(), reason=answer.reason))
         else:
@@ -79,25 +90,49 @@ def _surfaces() -> tuple[tuple[Surface, ...], list[Finding]]:
     return tuple(surfaces), problems
 
 
+#: Surface -> the public name that takes its options, where that is not ``make_<surface>``.
+_CALLS = {"kv_cache": "make_kv_cache_spec", "input_processor": "EngineLoop.add_request"}
+
+
+def _limits(here: Installed, *, live: bool) -> Iterator[Limit]:
+    """What a caller cannot set here, by the live signatures or else by the release number."""
+    import vllm_compat
+    from vllm_compat.adapters import limits, select
+    from vllm_compat.diagnosis import Limit
+
+    if not live and here.release is None:
+        return
+    release = None if live else here.release
+    for surface in select.SURFACES:
+        call = _CALLS.get(surface, f"make_{surface}")
+        if call.partition(".")[0] not in vllm_compat.__all__:
+            continue  # its options are for our own use
+        adapter = select.serving(surface) if live else select.by_number(surface, release)
+        if adapter is None:
+            continue  # which the surfaces say
+        found = limits.of_adapter(adapter, release)
+        if surface == "vllm_config":
+            found += limits.of_engine_args(release, limits.engine_args_of() if live else ())
+        yield from (Limit(call=call, option=limit.option, needs=limit.needs) for limit in found)
+
+
 def _release(here: Installed) -> str:
     from vllm_compat import releases
 
-    if here.release is None:
-        return "unknown; the adapters go by live signatures alone"
+    if here.release is not None and here.release < releases.oldest().numbers:
+        return f"older than the oldest one served, {releases.oldest().version}"
+    why = releases.unverified(here.release, is_dev=here.is_dev)
+    if why:
+        return f"unverified: {why}; live signatures decide"
     row = releases.get(here.release)
-    if row is not None:
-        proof = {
-            "live": "proved by the live suite",
-            "planned": "not proved yet",
-            "known_bad": "known to be bad",
-        }
-        needs = f"Python {row.python} or newer, torch {row.torch}"
-        return f"{row.version} of {row.date}, {proof[row.status]}; it needs {needs}"
-    name = ".".join(map(str, here.release))
-    near = releases.nearest(here.release)
-    if here.release > releases.newest().numbers:
-        return f"{name} is newer than the newest one known ({near.version}); live signatures decide"
-    return f"{name} is not in the table; the nearest one is {near.version}"
+    assert row is not None
+    proof = {
+        "live": "proved by the live suite",
+        "planned": "checked against its recorded signatures, not live yet",
+        "known_bad": "known to be bad",
+    }
+    needs = f"Python {row.python} or newer, torch {row.torch}"
+    return f"{row.version} of {row.date}, {proof[row.status]}; it needs {needs}"
 
 
 def _hash_seed(here: Installed) -> str:
@@ -126,43 +161,3 @@ def _known_bad(here: Installed) -> Iterator[Finding]:
     for entry in releases.known_bad(here.release, platform):
         what = f"Known not to work in vLLM {here.version}: {entry.what} ({entry.reason})."
         yield Finding(level="hint", what=what, advice=f"{entry.advice[0].upper()}{entry.advice[1:]}.")
-
-
-def _platform_plugins(here: Installed) -> Iterator[Finding]:
-    import importlib.metadata
-
-    from vllm_compat.diagnosis import Finding
-
-    for name in sorted({entry.name for entry in importlib.metadata.entry_points(group="vllm.platform_plugins")}):
-        yield Finding(
-            level="hint",
-            what=f"The platform plugin {name} is installed; vLLM asks it before it takes {here.platform}.",
-        )
-
-
-def _speculators(here: Installed) -> Iterator[Finding]:
-    """Compare the vLLM that speculators declares (in an extra, so no installer enforces it) with this one."""
-    import importlib.metadata
-
-    from packaging.requirements import Requirement
-
-    from vllm_compat.diagnosis import Finding
-
-    try:
-        requires = [Requirement(text) for text in importlib.metadata.requires("speculators") or ()]
-        version = importlib.metadata.version("speculators")
-    except importlib.metadata.PackageNotFoundError:
-        return
-    pins = [requirement.specifier for requirement in requires if requirement.name == "vllm"]
-    if here.release is None or not pins:
-        return
-    release = ".".join(map(str, here.release))
-    # Somebody else's declaration, not a choice of ours: a specifier set is what it is. Candidates count as
-    # releases.
-    if not any(pin.contains(release, prereleases=True) for pin in pins):
-        wanted = " or ".join(sorted({str(pin) for pin in pins}))
-        yield Finding(
-            level="hint",
-            what=f"speculators {version} generates data with vllm{wanted} only; this is {here.version}.",
-            advice="Capture hidden states with vllm_compat.capture_hidden_states instead.",
-        )

@@ -1,4 +1,4 @@
-"""The errors of vllm_compat: one base class, whose fields say what was asked, needed, found, and what to do.
+"""The errors of vllm_compat, and its one warning: fields say what was asked, needed, found, and what to do.
 
 A caller who wants to react reads the fields; a person reads ``str(error)``, one paragraph of the same::
 
@@ -25,6 +25,7 @@ __all__ = [
     "UnsupportedField",
     "UnsupportedName",
     "UnsupportedRelease",
+    "UnverifiedRelease",
     "VllmCompatError",
     "VllmNotInstalled",
 ]
@@ -85,7 +86,16 @@ class VllmNotInstalled(VllmCompatError):
 
 
 class UnsupportedRelease(VllmCompatError):
-    """The installed vLLM is outside what vllm_compat can serve, or is known to be broken for this."""
+    """The installed vLLM is older than the oldest release that vllm_compat serves."""
+
+
+class UnverifiedRelease(UserWarning):
+    """The installed vLLM is a build that nothing is proved about: newer than the table, a nightly, an unknown one.
+
+    What is called has been compared with its live signatures and fits. Given once per process, when the first factory
+    or reader is used. To go on silently: ``warnings.simplefilter("ignore", vllm_compat.UnverifiedRelease)``; to refuse
+    such builds: ``"error"``.
+    """
 
 
 class UnsupportedField(VllmCompatError):

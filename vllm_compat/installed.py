@@ -68,7 +68,8 @@ class Installed:
     notes: tuple[str, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
-        return f"vLLM {self.version} (distribution {self.distribution or 'unknown'})"
+        what = ", a nightly" if self.is_nightly else ""
+        return f"vLLM {self.version}{what} (distribution {self.distribution or 'unknown'})"
 
 
 @functools.lru_cache(maxsize=1)

@@ -16,7 +16,19 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["KnownBad", "Release", "Status", "Tier", "all_releases", "get", "known_bad", "nearest", "newest"]
+__all__ = [
+    "KnownBad",
+    "Release",
+    "Status",
+    "Tier",
+    "all_releases",
+    "get",
+    "known_bad",
+    "nearest",
+    "newest",
+    "oldest",
+    "unverified",
+]
 
 Tier = Literal["full", "smoke", "source"]
 Status = Literal["live", "planned", "known_bad"]
@@ -79,6 +91,11 @@ def newest() -> Release:
     return all_releases()[-1]
 
 
+def oldest() -> Release:
+    """Return the oldest release of the table, which is the oldest one served."""
+    return all_releases()[0]
+
+
 def get(release: str | _versions.Release | None) -> Release | None:
     """Return the row of a release; None when it has none.
 
@@ -103,6 +120,29 @@ def nearest(release: str | _versions.Release) -> Release:
         raise ValueError(msg)
     rows = all_releases()
     return next((row for row in reversed(rows) if row.numbers <= numbers), rows[0])
+
+
+def unverified(release: _versions.Release | None, *, is_dev: bool) -> str:
+    """Say why nothing has been proved of a build; "" when it is a release of the table.
+
+    Args:
+        release: Release numbers (`Installed.release`).
+        is_dev: It is a development build (`Installed.is_dev`), which has the number of the release that it leads to.
+    """
+    if release is None:
+        return "its release is unknown"
+    rows = all_releases()
+    below = [row.version for row in rows if row.numbers < release]
+    if is_dev:
+        above = [row.version for row in rows if row.numbers >= release]
+        if not below:
+            return f"a nightly from before {above[0]}"
+        return f"a nightly from between {below[-1]} and {above[0]}" if above else f"a nightly from after {below[-1]}"
+    if get(release) is not None:
+        return ""
+    if len(below) == len(rows):
+        return f"newer than the newest release known, {below[-1]}"
+    return f"not in the table of releases; the nearest is {nearest(release).version}"
 
 
 def known_bad(release: str | _versions.Release | None, platform: str | None = None) -> tuple[KnownBad, ...]:

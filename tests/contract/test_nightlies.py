@@ -7,7 +7,7 @@ import itertools
 import pytest
 import windows
 
-from vllm_compat import _versions
+from vllm_compat import _versions, releases
 from vllm_compat.adapters.select import SURFACES, adapters_of
 from vllm_compat.recorded import diff, store
 from vllm_compat.recorded.store import RecordedApi
@@ -28,6 +28,15 @@ def test_a_dozen_is_recorded() -> None:
 def test_its_number_is_read(api: RecordedApi) -> None:
     """The release numbers of a nightly are those that ``installed()`` finds in its version."""
     assert api.numbers == _versions.parse_release(api.release)
+
+
+@pytest.mark.parametrize("api", NIGHTLIES)
+def test_it_is_called_a_nightly(api: RecordedApi) -> None:
+    """With the releases that it lies between; `doctor` and the warning say it in these words."""
+    assert _versions.is_dev(api.release)
+    below = [row.version for row in releases.all_releases() if row.numbers < api.numbers][-1]
+    above = next(row.version for row in releases.all_releases() if row.numbers >= api.numbers)
+    assert f"a nightly from between {below} and {above}" == releases.unverified(api.numbers, is_dev=True)
 
 
 @pytest.mark.parametrize("api", NIGHTLIES)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vllm_compat.diagnosis import Finding, Report, Surface
+from vllm_compat.diagnosis import Finding, Limit, Report, Surface
 
 GATHER = "from vllm_compat import doctor; print(doctor(import_vllm=False).to_json())"
 
@@ -62,11 +62,13 @@ def test_bad_override(site):
 @pytest.mark.parametrize(
     ("version", "words"),
     [
-        ("0.31.0", "not proved yet"),
-        ("0.99.0", "newer than the newest one known"),
-        ("0.17.2", "the nearest one is 0.17.1"),
-        ("0.34.0rc1.dev3+gabc", "newer than the newest one known"),
-        ("0.1.dev3+gabc", "live signatures alone"),
+        ("0.33.0", "0.33.0 of 2026-11-02, checked against its recorded signatures, not live yet"),
+        ("0.99.0", "unverified: newer than the newest release known"),
+        ("0.17.2", "unverified: not in the table of releases; the nearest is 0.17.1"),
+        ("0.29.1.dev202609171111", "unverified: a nightly from between 0.29.0 and 0.30.0"),
+        ("0.99.0rc1.dev3+gabc", "unverified: a nightly from after"),
+        ("0.1.dev3+gabc", "unverified: its release is unknown"),
+        ("0.9.2", "older than the oldest one served, 0.10.2"),
     ],
 )
 def test_what_the_table_says(site, version, words):
@@ -130,6 +132,159 @@ def test_platform_plugins_are_named(site):
     assert "platform plugin ascend" in findings(gather(site), "hint")
 
 
+def plugin(site: Any, group: str, *names: str, dist: str = "acme") -> None:
+    info = site.root / f"{dist}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: 1.0\n\n")
+    lines = "".join(f"{name} = {dist}.plugin:{name}\n" for name in names)
+    (info / "entry_points.txt").write_text(f"[{group}]\n{lines}")
+
+
+@pytest.mark.parametrize(
+    ("allowed", "kept_out", "unknown"),
+    [
+        ("tracing,ascend", "", ""),
+        ("tracing", "ascend (acme_platform)", ""),
+        ("", "ascend (acme_platform), tracing (acme)", ""),
+        ("tracing, ascend", "ascend (acme_platform)", "' ascend'"),  # vLLM takes the spaces for a part of the name
+        ("tracing,ascend,tracer", "", "'tracer'"),
+    ],
+)
+def test_plugins_that_vllm_plugins_keeps_out(site, allowed, kept_out, unknown):
+    """Every plugin that the allow-list leaves out is named with its distribution, and every name that is no plugin."""
+    site.package()
+    site.distribution("vllm", "0.32.0", entry_points="[vllm.general_plugins]\nlora_resolver = vllm.plugins:register\n")
+    plugin(site, "vllm.general_plugins", "tracing")
+    plugin(site, "vllm.platform_plugins", "ascend", dist="acme_platform")
+
+    hints = findings(gather(site, VLLM_PLUGINS=allowed), "hint")
+
+    assert (f"keeps out of vLLM's processes: {kept_out}." in hints) is bool(kept_out)
+    assert ("keeps out" in hints) is bool(kept_out)
+    assert (f"plugin is called: {unknown}." in hints) is bool(unknown)
+    assert ("plugin is called" in hints) is bool(unknown)
+    assert ("platform plugin ascend is installed" in hints) is ("ascend" in allowed.split(","))
+
+
+def test_all_plugins_are_loaded_without_an_allow_list(site):
+    """Nothing is said of general plugins then."""
+    site.package()
+    site.distribution("vllm", "0.32.0")
+    plugin(site, "vllm.general_plugins", "tracing")
+
+    assert "plugin" not in findings(gather(site), "hint")
+
+
+def test_a_changed_path_is_not_what_other_processes_see(site, tmp_path, version_file):
+    """A vLLM that only this process has on its path: servers and Ray workers get the other one, which is a hint."""
+    site.package(version_file=version_file("0.32.0"))
+    site.distribution("vllm", "0.32.0")
+    source = site.package(root=tmp_path / "src", version_file=version_file("0.31.0"))
+
+    done = site.run(f"import sys; sys.path.insert(0, {str(source.parent)!r})\n{GATHER}")
+
+    report = json.loads(done.stdout)
+    hints = findings(report, "hint")
+    assert f"(a server, a Ray worker) sees vLLM 0.32.0 in {site.root / 'vllm'}" in hints
+    assert f"this process vLLM 0.31.0 in {source}" in hints
+    assert report["ok"] is True
+
+
+def test_a_vllm_that_was_replaced_is_not_what_workers_see(site):
+    """The answer of this process is from before the upgrade; a worker that starts now loads the new one."""
+    site.package()
+    info = site.distribution("vllm", "0.31.0")
+    replace = (
+        f"import pathlib; pathlib.Path({str(info / 'METADATA')!r}).write_text('Name: vllm\\nVersion: 0.32.0\\n\\n')"
+    )
+
+    done = site.run(f"import vllm_compat; vllm_compat.installed()\n{replace}\n{GATHER}")
+
+    report = json.loads(done.stdout)
+    assert "Worker processes see vLLM 0.32.0 in" in findings(report, "problem")
+    assert report["ok"] is False
+
+
+def test_the_directory_that_python_is_started_in_does_not_count(site):
+    """A clone of vLLM's repository there is seen by `python -c` alone; no worker starts like that."""
+    site.package()
+    site.distribution("vllm", "0.32.0")
+    site.package(root=site.root.parent)
+    code = f"import sys; sys.path.remove('')\n{GATHER}"
+
+    done = site.run(code)
+
+    hints = findings(json.loads(done.stdout), "hint")
+    assert "sees vLLM" not in hints
+    assert "could not say" not in hints
+
+
+def test_a_python_that_does_not_start(site):
+    """When no other process can be asked, that is said, and the report still comes."""
+    site.package()
+    site.distribution("vllm", "0.32.0")
+
+    done = site.run(f"import multiprocessing; multiprocessing.set_executable('/nowhere/python')\n{GATHER}")
+
+    report = json.loads(done.stdout)
+    assert "could not say which vLLM it sees" in findings(report, "hint")
+    assert "/nowhere/python" in findings(report, "hint")
+
+
+def test_what_was_imported_is_not_what_is_installed(site):
+    """A vLLM that calls itself something else than its metadata say is a problem."""
+    package = site.package()
+    site.distribution("vllm", "0.32.0")
+    (package / "__init__.py").write_text("__version__ = '0.31.0'\n")
+
+    done = site.run("from vllm_compat import doctor; print(doctor().to_json())")
+
+    said = findings(json.loads(done.stdout), "problem")
+    assert "The vLLM that was imported calls itself 0.31.0, the installed one is 0.32.0." in said
+
+
+@pytest.mark.parametrize(
+    ("version", "there", "missing"),
+    [
+        ("0.28.0", "session_id", "kv_hints"),
+        ("0.27.1", "prompt_embeds", "session_id"),
+        ("0.32.0", "kv_hints", None),
+        ("0.29.1.dev202609091054", "session_id", "kv_hints"),
+    ],
+)
+def test_what_a_release_cannot_do(site, version, there, missing):
+    """The options of a factory that the release does not have, with the release that does; by number without import."""
+    site.package()
+    site.distribution("vllm", version)
+
+    limits = gather(site)["limits"]
+
+    absent = {limit["option"]: limit["needs"] for limit in limits if limit["call"] == "make_request"}
+    assert there not in absent
+    assert missing is None or absent[missing].endswith(" or newer")
+    assert {"call": "make_vllm_config", "option": "watchdog_config", "needs": "vLLM 0.33.0 or newer"} in limits
+
+
+def test_a_release_that_is_unknown_has_no_limits_without_its_signatures(site):
+    """Nothing is claimed that nobody has looked at."""
+    site.package()
+
+    assert gather(site)["limits"] == []
+
+
+def test_a_release_that_is_too_old_is_one_problem(site):
+    """Not one per surface."""
+    package = site.package()
+    site.distribution("vllm", "0.9.2")
+    (package / "__init__.py").write_text("__version__ = '0.9.2'\n")
+
+    done = site.run("from vllm_compat import doctor; print(doctor().to_json())")
+
+    report = json.loads(done.stdout)
+    assert findings(report, "problem").count("needs: vLLM 0.10.2 or newer") == 1
+    assert [level for level in (f["level"] for f in report["findings"]) if level == "problem"] == ["problem"]
+
+
 @pytest.mark.parametrize(
     ("requires", "outside"),
     [
@@ -190,6 +345,11 @@ REPORT = Report(
     installed=None,
     release="",
     hash_seed="",
+    limits=(
+        Limit(call="make_request", option="session_id", needs="vLLM 0.28.0 or newer"),
+        Limit(call="make_request", option="kv_hints", needs="vLLM 0.31.0 or newer"),
+        *(Limit(call="make_vllm_config", option=f"option{n}", needs="vLLM 0.11.0 to 0.12.0") for n in range(17)),
+    ),
     surfaces=(
         Surface(name="request", adapter="request since 0.31.0", reason="vLLM 0.32.0 names it"),
         Surface(name="scheduler", adapter=None, reason="Scheduler requires colour"),
@@ -202,7 +362,7 @@ REPORT = Report(
 
 
 def test_text():
-    """The text names every surface, hints before problems, and ends with the verdict."""
+    """The text names every surface, the newest options that are not there, hints before problems, the verdict."""
     expected = """\
 vllm_compat            0.1.0, Python 3.11.7 at /usr/bin/python3
 vLLM                   unknown
@@ -210,6 +370,12 @@ vLLM                   unknown
 surfaces
   request              since 0.31.0: vLLM 0.32.0 names it
   scheduler            NONE FITS: Scheduler requires colour
+
+not in this release
+  make_request         session_id (0.28.0 or newer); kv_hints (0.31.0 or newer)
+  make_vllm_config     option2, option3, option4, option5, option6, option7, option8, option9,
+                       option10, option11, option12, option13, option14, option15, option16 (0.11.0
+                       to 0.12.0); 2 older ones, which --json lists
 
 hints
   - word word word word word word word word word word word word word word word word word word word
@@ -233,6 +399,7 @@ def test_json_round_trip():
         "adapter": None,
         "reason": "Scheduler requires colour",
     }
+    assert values["limits"][1] == {"call": "make_request", "option": "kv_hints", "needs": "vLLM 0.31.0 or newer"}
     assert values["findings"][0] == {"level": "problem", "what": "Nothing fits.", "advice": "Upgrade."}
 
 
@@ -254,3 +421,4 @@ def test_the_real_environment():
     assert report["ok"] is True
     assert report["surfaces"]
     assert all(surface["adapter"] for surface in report["surfaces"])
+    assert not [finding for finding in report["findings"] if "process" in finding["what"] and "see" in finding["what"]]

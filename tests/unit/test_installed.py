@@ -72,7 +72,9 @@ def test_nightly_and_dev_flags(site, version, nightly, dev):
     site.package()
     site.distribution("vllm", version)
 
-    assert {"is_nightly": nightly, "is_dev": dev} == shown(site.probe(), "is_nightly", "is_dev")
+    answer = site.probe()
+    assert {"is_nightly": nightly, "is_dev": dev} == shown(answer, "is_nightly", "is_dev")
+    assert f"vLLM {version}{', a nightly' if nightly else ''} (distribution vllm)" == answer["text"]
 
 
 @pytest.mark.parametrize("version", ["0.1.dev8666+gabc1234", "0.0.0", "not a version", "N/A"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import types
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import vllm_compat as vc
+from vllm_compat import releases
 from vllm_compat.adapters import base, select
 from vllm_compat.adapters.base import Adapter, Need, resolve
 from vllm_compat.installed import Installed
@@ -67,6 +69,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
     def set_up(release: tuple[int, ...] | None, make: Any = None, version: str | None = None) -> None:
         select._choose.cache_clear()
+        monkeypatch.setattr(select, "_said", False)
         if make is None:
             vars(module).pop("make", None)
         else:
@@ -81,8 +84,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
             source="metadata",
             platform_source="",
             runner_reason="",
-            is_nightly=False,
-            is_dev=release is None,
+            is_nightly=release is not None and ".dev" in (version or ""),
+            is_dev=release is None or ".dev" in (version or ""),
         )
         monkeypatch.setattr(select, "installed", lambda: here)
         monkeypatch.setattr(base, "installed", lambda: here)
@@ -91,6 +94,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     select._choose.cache_clear()
 
 
+@pytest.mark.filterwarnings("ignore::vllm_compat.UnverifiedRelease")
 @pytest.mark.parametrize(
     ("release", "make", "chosen"),
     [
@@ -99,13 +103,13 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
         ((0, 29, 9), takes_block_size, Middle),
         ((0, 20, 0), takes_block_size, Middle),
         ((0, 19, 1), takes_title, Oldest),
-        ((0, 8, 5), takes_title, Oldest),
+        ((0, 10, 2), takes_title, Oldest),
     ],
 )
 def test_the_release_names_the_adapter(
     world: World, release: tuple[int, ...], make: Any, chosen: type[Adapter]
 ) -> None:
-    """``since`` is inclusive; what is older than every adapter gets the oldest."""
+    """``since`` is inclusive."""
     world(release, make)
 
     selection = select._choose("thing")
@@ -134,6 +138,84 @@ def test_the_shape_moves_the_choice_to_one_that_fits(
 
     assert (named, chosen) == (selection.named, selection.adapter)
     assert f"names '{named.label()}', but make takes no" in selection.reason
+
+
+def test_what_is_older_than_the_table_is_refused(world: World) -> None:
+    """Even where its shape fits: nobody has looked at what it does. The error says from which release on it works."""
+    world((0, 10, 1), takes_title)
+    with pytest.raises(vc.UnsupportedRelease) as caught:
+        select.adapter("thing")
+    assert "vLLM 0.10.2 or newer" == caught.value.needed
+    assert "vLLM 0.10.1 (vllm-fork)" == caught.value.found
+    assert "VLLM_COMPAT_VLLM_VERSION" in caught.value.advice
+    with pytest.raises(vc.UnsupportedRelease):
+        select.explain()  # the surfaces of this project, before any of them is looked at
+
+
+UNVERIFIED = [
+    ((0, 99, 0), "0.99.0", takes_size, "newer than the newest release known"),
+    ((0, 30, 1), "0.30.1.dev202609231158", takes_size, "a nightly from between 0.30.0 and 0.31.0"),
+    ((0, 29, 1), "0.29.1.dev202609091054", takes_block_size, "a nightly from between 0.29.0 and 0.30.0"),
+    ((0, 29, 1), "0.29.1.dev202609171111", takes_size, "the thing is served by its shape"),
+    (None, "dev", takes_title, "its release is unknown"),
+    ((0, 17, 2), "0.17.2", takes_title, "the nearest is 0.17.1"),
+]
+
+
+@pytest.mark.parametrize(("release", "version", "make", "why"), UNVERIFIED)
+def test_an_unverified_build_is_said_once(
+    world: World, release: tuple[int, ...] | None, version: str, make: Any, why: str
+) -> None:
+    """One warning per process, from the line that called, whatever is asked for afterwards."""
+    world(release, make, version)
+    with pytest.warns(vc.UnverifiedRelease, match=why) as said:
+        select.adapter("thing")
+    assert [f"vLLM {version} is unverified"] == [str(warning.message).partition(" (")[0] for warning in said]
+    assert __file__ == said[0].filename
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        select.adapter("thing")
+        select._choose.cache_clear()
+        select.adapter("thing")
+
+
+def test_it_can_be_made_an_error_once(world: World) -> None:
+    """With the filter "error" the first call raises, as whoever set it wants; it is still said once."""
+    world((0, 99, 0), takes_size)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", vc.UnverifiedRelease)
+        with pytest.raises(vc.UnverifiedRelease):
+            select.adapter("thing")
+        assert isinstance(select.adapter("thing"), Newest)
+
+
+@pytest.mark.parametrize("row", releases.all_releases(), ids=lambda row: row.version)
+def test_a_release_of_the_table_is_never_called_unverified(world: World, row: releases.Release) -> None:
+    """Planned or live, by its name or as a post release, and where its shape moves the choice."""
+    for make in (takes_size, takes_block_size, takes_title):
+        for version in (row.version, f"{row.version}.post2", f"{row.version}+cpu"):
+            world(row.numbers, make, version)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                select.adapter("thing")
+
+
+def test_what_does_not_fit_is_not_called_unverified(world: World) -> None:
+    """A mismatch says it all; the warning is for what works."""
+    world((0, 99, 0), None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(vc.SignatureMismatch):
+            select.adapter("thing")
+
+
+def test_doctor_does_not_warn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Explaining is no use of the library, and doctor says "unverified" in its own words."""
+    world((0, 99, 0), takes_size)
+    monkeypatch.setattr(select, "SURFACES", {"thing": "fake_thing"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        select.explain()
 
 
 def test_neighbours_are_tried_nearest_first(world: World) -> None:

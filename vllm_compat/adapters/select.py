@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import threading
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_compat import releases
 from vllm_compat.adapters.base import Adapter
-from vllm_compat.errors import SignatureMismatch
-from vllm_compat.installed import installed
+from vllm_compat.errors import SignatureMismatch, UnsupportedRelease, UnverifiedRelease
+from vllm_compat.installed import OVERRIDE_VARIABLE, Release, installed
 
 #: Surface -> module of this package that holds its adapters as ``ADAPTERS``, newest first.
 SURFACES: dict[str, str] = {
@@ -67,13 +70,20 @@ def misfit(adapter: type[Adapter]) -> str:
     return "; ".join(filter(None, (need.live_misfit() for need in adapter.needs)))
 
 
+def by_number(surface: str, release: Release | None) -> type[Adapter]:
+    """The adapter that a release names: the newest that is not newer; of an unknown release the newest of all."""
+    candidates = adapters_of(surface)
+    if release is None:
+        return candidates[0]
+    return next((adapter for adapter in candidates if adapter.since <= release), candidates[-1])
+
+
 @functools.cache
 def _choose(surface: str) -> Selection:
     here = installed()
+    _refuse_what_is_too_old(here.release)
     candidates = adapters_of(surface)
-    named = candidates[0]
-    if here.release is not None:
-        named = next((a for a in candidates if a.since <= here.release), candidates[-1])
+    named = by_number(surface, here.release)
     by_release = f"vLLM {here.version}" if here.release is not None else f"vLLM {here.version!r} (release unknown)"
     # Neighbours in order of distance: a nightly or a fork most often looks like the release next to it.
     at = candidates.index(named)
@@ -89,6 +99,19 @@ def _choose(surface: str) -> Selection:
             reason = f"{by_release} names '{named.label()}', but {problems[named]}; this one fits"
         return Selection(surface, adapter, named, reason)
     raise _mismatch(surface, named, problems[named])
+
+
+def _refuse_what_is_too_old(release: Release | None) -> None:
+    oldest = releases.oldest()
+    if release is not None and release < oldest.numbers:
+        here = installed()
+        raise UnsupportedRelease(
+            "vLLM's internals through vllm_compat",
+            needed=f"vLLM {oldest.version} or newer",
+            found=f"vLLM {here.version} ({here.distribution or 'source tree'})",
+            advice="upgrade vLLM; for a fork with numbers of its own "
+            f"set {OVERRIDE_VARIABLE} to the release that it is made from, or to dev to go by its signatures",
+        )
 
 
 def _mismatch(surface: str, named: type[Adapter], problem: str) -> SignatureMismatch:
@@ -118,14 +141,59 @@ def adapter(surface: str) -> Any:
     """An instance of the adapter that serves ``surface`` here. Chosen once per process.
 
     Raises:
-        VllmNotInstalled: there is no vLLM. SignatureMismatch: no adapter fits; carries both signatures.
+        VllmNotInstalled: there is no vLLM. UnsupportedRelease: it is older than any release that is served.
+        SignatureMismatch: no adapter fits; carries both signatures.
+
+    Warns:
+        UnverifiedRelease: once per process, where the installed build is not a release of the table.
     """
     with _lock:
-        return _choose(surface).adapter()
+        chosen = _choose(surface)
+        _say_if_unverified(chosen)
+    return chosen.adapter()
+
+
+_said = False
+
+
+def _say_if_unverified(chosen: Selection) -> None:
+    global _said
+    if _said:
+        return
+    _said = True
+    here = installed()
+    why = releases.unverified(here.release, is_dev=here.is_dev)
+    if why:
+        instead = f"; the {chosen.surface} is served by its shape" if chosen.adapter is not chosen.named else ""
+        what = f"vLLM {here.version} is unverified ({why}): its live signatures fit so far{instead}. "
+        warnings.warn(UnverifiedRelease(f"{what}`vllm-compat doctor` has the details."), stacklevel=_to_caller())
+
+
+def _to_caller() -> int:
+    """The stack level, as `_say_if_unverified` counts, of the first frame outside this package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_globals.get("__name__", "").partition(".")[0] == __name__.partition(".")[0]:
+        if frame.f_back is None:
+            break
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def serving(surface: str) -> type[Adapter] | None:
+    """The adapter that serves a surface here; None when none fits. Imports vLLM."""
+    try:
+        with _lock:
+            return _choose(surface).adapter
+    except SignatureMismatch:
+        return None
 
 
 def explain() -> list[Selection | SignatureMismatch]:
-    """The selection of every surface, for ``doctor``. Imports vLLM."""
+    """The selection of every surface, for ``doctor``. Imports vLLM.
+
+    Raises:
+        UnsupportedRelease: it is older than any release that is served.
+    """
     results: list[Selection | SignatureMismatch] = []
     for surface in SURFACES:
         try:
