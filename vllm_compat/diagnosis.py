@@ -56,7 +56,8 @@ class Limit:
 
     Attributes:
         call: The name that takes it ("make_request").
-        option: The option ("kv_hints"); one of a nested object is "StructuredOutputsParams.backend".
+        option: The option ("kv_hints"); one of a nested object is "StructuredOutputsParams.backend"; "" when the call
+            itself is refused.
         needs: The releases that have it ("vLLM 0.31.0 or newer").
     """
 
@@ -65,7 +66,7 @@ class Limit:
     needs: str
 
     def __str__(self) -> str:
-        return f"{self.call}: {self.option} needs {self.needs}"
+        return f"{self.call}: {self.option} needs {self.needs}" if self.option else f"{self.call} needs {self.needs}"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -148,7 +149,9 @@ class Report:
 def _listed(limits: list[Limit]) -> str:
     """Options by the releases that have them; the last ones, for somebody who wonders whether to upgrade."""
     shown = limits[-_OPTIONS:]
-    groups = {limit.needs: [other.option for other in shown if other.needs == limit.needs] for limit in shown}
+    groups = {
+        limit.needs: [other.option or "all of it" for other in shown if other.needs == limit.needs] for limit in shown
+    }
     parts = [f"{', '.join(options)} ({needs.removeprefix('vLLM ')})" for needs, options in groups.items()]
     if len(limits) > len(shown):
         parts.append(f"{len(limits) - len(shown)} older ones, which --json lists")

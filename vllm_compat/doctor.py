@@ -90,13 +90,8 @@ def _surfaces() -> tuple[tuple[Surface, ...], list[Finding]]:
     return tuple(surfaces), problems
 
 
-#: Surface -> the public name that takes its options, where that is not ``make_<surface>``.
-_CALLS = {"kv_cache": "make_kv_cache_spec", "input_processor": "EngineLoop.add_request"}
-
-
 def _limits(here: Installed, *, live: bool) -> Iterator[Limit]:
     """What a caller cannot set here, by the live signatures or else by the release number."""
-    import vllm_compat
     from vllm_compat.adapters import limits, select
     from vllm_compat.diagnosis import Limit
 
@@ -104,16 +99,41 @@ def _limits(here: Installed, *, live: bool) -> Iterator[Limit]:
         return
     release = None if live else here.release
     for surface in select.SURFACES:
-        call = _CALLS.get(surface, f"make_{surface}")
-        if call.partition(".")[0] not in vllm_compat.__all__:
-            continue  # its options are for our own use
         adapter = select.serving(surface) if live else select.by_number(surface, release)
         if adapter is None:
             continue  # which the surfaces say
         found = limits.of_adapter(adapter, release)
         if surface == "vllm_config":
             found += limits.of_engine_args(release, limits.engine_args_of() if live else ())
-        yield from (Limit(call=call, option=limit.option, needs=limit.needs) for limit in found)
+        main = next((need.short for need in adapter.needs if need.options), "")
+        of_main = {limit.option for limit in found if limit.symbol == main}
+        for limit in found:
+            call, own = _public_call(surface, limit.symbol)
+            if not call or (not own and limit.symbol != main and limit.option in of_main):
+                continue  # for our own use, or said already
+            option = limit.option if own or limit.symbol == main else f"{limit.symbol}.{limit.option}"
+            yield Limit(call=call, option=option, needs=limit.needs)
+
+
+#: Surface -> the public name that takes the options of its symbols, where that is not ``make_<surface>``.
+_CALLS = {"kv_cache": "make_kv_cache_spec", "input_processor": "EngineLoop.add_request"}
+
+
+def _public_call(surface: str, symbol: str) -> tuple[str, bool]:
+    """(the public name that takes the options of a symbol of vLLM, whether it is for that symbol alone)."""
+    import re
+
+    import vllm_compat
+
+    name = symbol.rpartition(".")[2]
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+    for own in (f"make_{words}", words):
+        if own in vllm_compat.__all__:
+            return own, True
+    call = _CALLS.get(surface, f"make_{surface}")
+    if call.partition(".")[0] not in vllm_compat.__all__:
+        return "", False
+    return call, symbol == "EngineArgs"
 
 
 def _release(here: Installed) -> str:

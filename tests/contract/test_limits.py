@@ -20,16 +20,13 @@ VALUES = {"task": "generate", "structured_outputs_config": {"backend": "auto"}, 
 def test_options_of_a_surface(api: RecordedApi, surface: str) -> None:
     """An option is said to be missing exactly where the recorded signature of the symbol does not take it."""
     adapter = by_number(surface, api.numbers)
-    needs = [need for need in adapter.needs if need.options]
-    missing = {
-        name if need is needs[0] else f"{need.short}.{name}"
-        for need in needs
-        for name in need.options or {}
-        if (found := windows.signature(api, need)) is not None and not found.accepts(name)
-    }
-    said = {limit.option for limit in limits.of_adapter(adapter, api.numbers)}
-    assert missing - said <= {f"{need.short}.{name}" for need in needs[1:] for name in said}
-    assert said <= missing
+    missing = set()
+    for need in adapter.needs:
+        found = windows.signature(api, need)
+        if found is None and need.options:
+            missing.add((need.short, ""))
+        missing |= {(need.short, name) for name in need.options or {} if found is not None and not found.accepts(name)}
+    assert missing == {(limit.symbol, limit.option) for limit in limits.of_adapter(adapter, api.numbers)}
 
 
 @pytest.mark.parametrize("api", RECORDED)
@@ -44,11 +41,11 @@ def test_options_of_engine_args(api: RecordedApi) -> None:
 
 
 def test_what_a_limit_says() -> None:
-    """The releases that have the option, those that had it first at the head."""
+    """The releases that have the option, those that had it first at the head; of a symbol, when it is not there."""
     found = limits.of_adapter(by_number("request", (0, 16, 0)), (0, 16, 0))
-    assert ("reasoning_parser_kwargs", "vLLM 0.20.1 or newer") == (found[0].option, found[0].needs)
-    assert ("kv_hints", "vLLM 0.31.0 or newer") == (found[-1].option, found[-1].needs)
-    gone = {
-        limit.option: limit.needs for limit in limits.of_adapter(by_number("sampling_params", (0, 32, 0)), (0, 32, 0))
-    }
-    assert "vLLM 0.10.2 to 0.11.2" == gone["best_of"]
+    assert limits.Limit("Request", "reasoning_parser_kwargs", "vLLM 0.20.1 or newer") == found[0]
+    assert limits.Limit("Request", "kv_hints", "vLLM 0.31.0 or newer") == found[-1]
+    found = limits.of_adapter(by_number("sampling_params", (0, 32, 0)), (0, 32, 0))
+    assert limits.Limit("SamplingParams", "best_of", "vLLM 0.10.2 to 0.11.2") in found
+    found = limits.of_adapter(by_number("model_runner_output", (0, 11, 0)), (0, 11, 0))
+    assert limits.Limit("ECConnectorOutput", "", "vLLM 0.11.1 or newer") in found

@@ -265,6 +265,21 @@ def test_what_a_release_cannot_do(site, version, there, missing):
     assert {"call": "make_vllm_config", "option": "watchdog_config", "needs": "vLLM 0.33.0 or newer"} in limits
 
 
+def test_limits_of_what_a_factory_takes_inside(site):
+    """Options of nested objects stand under the factory that takes them, or under the one that makes the object."""
+    site.package()
+    site.distribution("vllm", "0.11.0")
+
+    limits = [tuple(limit.values()) for limit in gather(site)["limits"]]
+
+    assert ("make_sampling_params", "StructuredOutputsParams.backend", "vLLM 0.10.2") in limits
+    assert ("make_kv_connector_output", "failed_recving", "vLLM 0.30.0 or newer") in limits
+    assert ("make_ec_connector_output", "", "vLLM 0.11.1 or newer") in limits
+    assert ("make_kv_cache_spec", "is_draft", "vLLM 0.33.0 or newer") in limits
+    assert ("make_kv_cache_spec", "MLAAttentionSpec.cache_role", "vLLM 0.30.0 or newer") in limits
+    assert not [option for _, option, _ in limits if option.endswith("Spec.is_draft")]
+
+
 def test_a_release_that_is_unknown_has_no_limits_without_its_signatures(site):
     """Nothing is claimed that nobody has looked at."""
     site.package()

@@ -103,6 +103,25 @@ def test_nearest_is_the_closest_from_below(numbers):
     assert found.numbers <= numbers or found is releases.all_releases()[0]
 
 
+@pytest.mark.parametrize(
+    ("release", "is_dev", "why"),
+    [
+        ((0, 32, 0), False, ""),
+        ((0, 10, 2), False, ""),
+        ((0, 33, 0), True, "a nightly from between 0.32.0 and 0.33.0"),
+        ((0, 29, 1), True, "a nightly from between 0.29.0 and 0.30.0"),
+        ((0, 99, 0), True, f"a nightly from after {releases.newest().version}"),
+        ((0, 10, 2), True, "a nightly from before 0.10.2"),
+        ((0, 99, 0), False, f"newer than the newest release known, {releases.newest().version}"),
+        ((0, 17, 2), False, "not in the table of releases; the nearest is 0.17.1"),
+        (None, True, "its release is unknown"),
+    ],
+)
+def test_unverified(release, is_dev, why):
+    """Why nothing is proved of a build; a development build is not the release whose number it has."""
+    assert why == releases.unverified(release, is_dev=is_dev)
+
+
 def test_known_bad_names_releases_of_the_table():
     """Every entry is about releases that have a row, and says what, why, and what to do."""
     seen = [entry for row in releases.all_releases() for entry in releases.known_bad(row.version)]

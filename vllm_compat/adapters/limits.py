@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from vllm_compat.adapters.base import Adapter, Need, resolve
@@ -18,28 +18,42 @@ class Limit:
     """An option that is not there.
 
     Attributes:
-        option: Its name.
+        symbol: The symbol of vLLM that would take it, by `Need.short`.
+        option: Its name; "" when the symbol itself is not there.
         needs: The releases that have it: "vLLM 0.31.0 or newer", "vLLM 0.22.0 to 0.30.0".
     """
 
+    symbol: str
     option: str
     needs: str
 
 
 def of_adapter(adapter: type[Adapter], release: Release | None) -> list[Limit]:
-    """The options of an adapter's surface that are not there, those that came first at the head.
+    """The options of an adapter that are not there, those that came first at the head.
 
     Args:
         adapter: The one that serves the surface.
         release: Release numbers; None to ask the live signatures, which imports vLLM.
     """
-    found: dict[str, str] = {}
-    needs = [need for need in adapter.needs if need.options]
-    for need in needs:
+    found: dict[tuple[str, str], str] = {}
+    for need in adapter.needs:
+        if need.options and need.life and not _exists(need, release):
+            found[need.short, ""] = need.life
+            continue
         for option, life in (need.options or {}).items():
-            if life and not _has(need, option, life, release) and option not in found:
-                found[option if need is needs[0] else f"{need.short}.{option}"] = life
+            if life and not _has(need, option, life, release):
+                found[need.short, option] = life
     return _sorted(found)
+
+
+def _exists(need: Need, release: Release | None) -> bool:
+    if release is not None:
+        return _lived(need.life, release)
+    try:
+        resolve(need.symbol)
+    except (ImportError, AttributeError):
+        return False
+    return True
 
 
 def _has(need: Need, option: str, life: str, release: Release | None) -> bool:
@@ -65,7 +79,7 @@ def of_engine_args(release: Release | None, known: Iterable[str] = ()) -> list[L
             lacking.pop(renamed.old, None)
         elif renamed.back is not None and renamed.old not in lacking:
             lacking.pop(renamed.new, None)
-    return _sorted(lacking)
+    return _sorted({("EngineArgs", option): life for option, life in lacking.items()})
 
 
 def engine_args_of() -> set[str]:
@@ -79,10 +93,14 @@ def _lived(life: str, release: Release) -> bool:
     return (after is None or after <= release) and (until is None or release <= until)
 
 
-def _sorted(lives: dict[str, str]) -> list[Limit]:
+def _sorted(lives: Mapping[tuple[str, str], str]) -> list[Limit]:
     limits = []
-    for option, life in sorted(lives.items(), key=lambda entry: (parse_release(entry[1].partition("-")[0]), entry[0])):
+    for (symbol, option), life in sorted(lives.items(), key=lambda entry: (_first(entry[1]), entry[0])):
         first, _, last = life.partition("-")
         needs = f"{first} or newer" if not last else first if first == last else f"{first} to {last}"
-        limits.append(Limit(option, f"vLLM {needs}"))
+        limits.append(Limit(symbol, option, f"vLLM {needs}"))
     return limits
+
+
+def _first(life: str) -> Release:
+    return parse_release(life.partition("-")[0]) or ()
