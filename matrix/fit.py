@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 from vllm_compat.adapters.base import Adapter, Need
 from vllm_compat.adapters.select import SURFACES, adapters_of
 from vllm_compat.adapters.signature import Parameter, Signature
+from vllm_compat.recorded.calls import Call
 from vllm_compat.recorded.store import RecordedApi
 
 #: Of a symbol in ``Adapter.left``: whatever else it has.
@@ -14,10 +17,13 @@ ANYTHING_ELSE = "*"
 def signature(api: RecordedApi, need: Need) -> Signature | None:
     """The recorded signature of what ``need`` names; None when the release does not have it."""
     call = api.call(need.symbol)
-    if call is None:
-        return None
+    return None if call is None else _signature(need.symbol, call)
+
+
+@functools.cache  # most releases have the same
+def _signature(symbol: str, call: Call) -> Signature:
     parameters = tuple(Parameter(p.name, p.required, p.kind) for p in call.parameters)
-    return Signature(need.symbol, parameters, accepts_var_keyword=call.var_keyword)
+    return Signature(symbol, parameters, accepts_var_keyword=call.var_keyword)
 
 
 def misfit(api: RecordedApi, need: Need) -> str:

@@ -21,10 +21,10 @@ ROOT = Path(__file__).parents[2]
 ADAPTERS = windows.all_adapters()
 SERVED = [pytest.param(a, api, id=f"{a.__name__}-{api.release}") for a in ADAPTERS for api in windows.window(a)]
 OPTIONS = [
-    pytest.param(adapter, need, name, life, id=f"{adapter.__name__}-{need.short}-{name}")
+    pytest.param(adapter, need, id=f"{adapter.__name__}-{need.short}")
     for adapter in ADAPTERS
     for need in adapter.needs
-    for name, life in (need.options or {}).items()
+    if need.options or need.life
 ]
 
 
@@ -69,40 +69,56 @@ def test_an_option_is_never_required(adapter: type[Adapter], api: RecordedApi) -
     assert not required, f"{adapter.label()} in vLLM {api.release}: {', '.join(required)}"
 
 
-@pytest.mark.parametrize(("adapter", "need", "name", "life"), OPTIONS)
-def test_an_option_is_there_when_the_adapter_says_so(adapter: type[Adapter], need: Need, name: str, life: str) -> None:
-    """An option exists in exactly the releases that its entry names, of those the adapter serves.
+@pytest.mark.parametrize(("adapter", "need"), OPTIONS)
+def test_what_not_every_release_has_is_there_when_the_adapter_says_so(adapter: type[Adapter], need: Need) -> None:
+    """An option, and a symbol with a life, exist in exactly the releases that are named, of those the adapter serves.
 
     The releases are what an UnsupportedField tells the caller to use.
     """
     wrong = []
     for api in windows.window(adapter):
         found = windows.signature(api, need)
-        if found is not None and found.accepts(name) is not windows.promised(api.release, life):
-            wrong.append(f"{api.release} {'has' if found.accepts(name) else 'lacks'} it")
-    assert not wrong, f"{need.short}.{name} is said to be there in {life or 'every release'}, but {', '.join(wrong)}"
+        if (found is not None) is not windows.promised(api.release, need.life):
+            wrong.append(f"{need.short} {'is' if found else 'is not'} in {api.release}")
+        for name, life in (need.options or {}).items() if found else ():
+            if found.accepts(name) is not windows.promised(api.release, life):
+                wrong.append(f"{need.short}.{name} {'is' if found.accepts(name) else 'is not'} in {api.release}")
+    assert not wrong, "; ".join(wrong)
 
 
-@pytest.mark.parametrize(("adapter", "need", "name", "life"), [case for case in OPTIONS if case.values[3]])
-def test_the_releases_that_an_option_names_are_its_boundaries(
-    adapter: type[Adapter], need: Need, name: str, life: str
-) -> None:
+@pytest.mark.parametrize(("adapter", "need"), OPTIONS)
+def test_the_releases_that_are_named_are_boundaries(adapter: type[Adapter], need: Need) -> None:
     """The first release named is the first recorded one that has the option, the last named the last one.
 
-    Of this symbol, or of the symbols that take the option in other releases (``Processor`` became ``InputProcessor``):
-    what an UnsupportedField advises is a release, not a symbol.
+    Of this symbol as long as it lives, or of the symbols that take the option in other releases (``Processor`` became
+    ``InputProcessor``): what an UnsupportedField advises is a release, not a symbol.
     """
-    anywhere = [n for a in adapters_of(adapter.surface) for n in a.needs if name in (n.options or {})]
+    if need.life:
+        assert _said(need.life) == _ends([need])
+    whole = _said(need.life)
+    for name, life in (need.options or {}).items():
+        if not life:
+            continue
+        said = _said(life)
+        sharing = [n for a in adapters_of(adapter.surface) for n in a.needs if name in (n.options or {})]
+        here = (max(said[0], whole[0]), min(said[1], whole[1]))
+        assert _ends([need], name) in (said, here if here[0] <= here[1] else None) or said == _ends(sharing, name), name
+        assert _ends(sharing, name), f"no release has {name}"
+
+
+def _said(life: str) -> tuple[windows.Numbers, windows.Numbers]:
+    """The first and the last recorded release of a life."""
     first, _, last = life.partition("-")
-    assert (first, last or store.releases()[-1]) in (_ends(name, [need]), _ends(name, anywhere))
+    ends = windows.recorded()
+    return windows.numbers(first or ends[0].release), windows.numbers(last or ends[-1].release)
 
 
-def _ends(name: str, needs: list[Need]) -> tuple[str, str] | None:
-    """The first and the last recorded release in which one of ``needs`` takes the option."""
+def _ends(needs: list[Need], name: str = "") -> tuple[windows.Numbers, windows.Numbers] | None:
+    """The first and the last recorded release that has one of ``needs``, or in which one of them takes an option."""
     has = [
-        api.release
+        api.numbers
         for api in windows.recorded()
-        if any((s := windows.signature(api, need)) and s.accepts(name) for need in needs)
+        if any((found := windows.signature(api, need)) and (not name or found.accepts(name)) for need in needs)
     ]
     return (has[0], has[-1]) if has else None
 

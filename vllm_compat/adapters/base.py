@@ -29,6 +29,20 @@ def resolve(symbol: str) -> Any:
     return value
 
 
+def resolve_or_refuse(need: Need) -> Any:
+    """The live object that ``need`` names.
+
+    Raises:
+        UnsupportedField: it is not there, which is known of some releases.
+    """
+    try:
+        return resolve(need.symbol)
+    except (ImportError, AttributeError):
+        if need.life:
+            refuse_symbol(need)
+        raise
+
+
 @dataclass(frozen=True)
 class Need:
     """A symbol that an adapter calls or reads, and how.
@@ -130,13 +144,7 @@ class Adapter:
             UnsupportedField: an option that the caller set does not exist in the installed release, or ``need`` itself
                 does not, in a release outside its ``life``.
         """
-        try:
-            target = resolve(need.symbol)
-        except (ImportError, AttributeError):
-            if need.life:
-                refuse_symbol(need)
-            raise
-        return Adapter.construct_class(need, target, options)
+        return Adapter.construct_class(need, resolve_or_refuse(need), options)
 
     @staticmethod
     def construct_class(need: Need, target: Callable[..., Any], options: Mapping[str, Any]) -> Any:

@@ -10,10 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from vllm_compat.adapters.base import Adapter, Need
-from vllm_compat.adapters.kv_cache_specs import SPEC_CLASSES, SPECS_0_10, SPECS_0_11, refuse_of_mla_class
+from vllm_compat.adapters.kv_cache_specs import SPECS_0_10, SPECS_0_11, need_of, refuse_of_mla_class, translated
 from vllm_compat.adapters.select import adapter
-
-__all__ = ["ADAPTERS", "SPEC_CLASSES"]
 
 _UTILS = "vllm.v1.core.kv_cache_utils"
 _PLANNING = "vllm.v1.core.kv_cache_planning"
@@ -69,10 +67,10 @@ class KVCache_0_33(Adapter):
         """A native spec; ``kind`` is a key of SPEC_CLASSES.
 
         Raises:
-            UnsupportedField: an option that was set does not exist in this release.
+            UnsupportedField: the kind, or an option that was set, does not exist in this release.
         """
-        need = next(need for need in self.specs if need.short == SPEC_CLASSES[kind])
-        return self.construct(need, options)
+        need = need_of(kind, self.specs, options)
+        return self.construct(need, translated(need, options))
 
     def specs_from_model(self, vllm_config: Any, rank: int) -> dict[str, Any]:
         """Specs of the worker ``rank`` from the model's configuration alone, for models whose layers are all alike.
@@ -370,6 +368,8 @@ class KVCache_0_10(KVCache_0_11):
     needs: ClassVar[tuple[Need, ...]] = (plan_one, unify, KVCache_0_11.cache_dtype, *SPECS_0_10)
 
     def build_spec(self, kind: str, options: Mapping[str, Any]) -> Any:
+        if kind == "mamba":
+            return super().build_spec(kind, options)
         if kind != "mla_attention":
             return super().build_spec(kind, {**options, "use_mla": False})
         refuse_of_mla_class(options)

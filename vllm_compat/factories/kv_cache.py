@@ -16,32 +16,37 @@ def make_kv_cache_spec(
     kind: str,
     *,
     block_size: int,
-    num_kv_heads: int,
-    head_size: int,
-    dtype: Any,
+    num_kv_heads: Any = UNSET,
+    head_size: Any = UNSET,
+    dtype: Any = UNSET,
     sliding_window: Any = UNSET,
+    attention_chunk_size: Any = UNSET,
+    shapes: Any = UNSET,
+    dtypes: Any = UNSET,
     **options: Any,
 ) -> Any:
     """A native KV cache spec of one layer.
 
     Args:
-        kind: "full_attention", "mla_attention" or "sliding_window".
+        kind: "full_attention", "mla_attention", "sliding_window", "sliding_window_mla" (0.20.0), "mamba",
+            "chunked_local_attention", "sink_full_attention" (0.14.0), "encoder_only_attention", "cross_attention",
+            "hidden_state_cache" (0.22.0), "rswa" (0.25.0), "circular_buffer" (0.29.0), "tq_full_attention"
+            (0.20.0 to 0.27.1), or "uniform_type" (0.11.0), which holds the specs of several layers.
         block_size: Tokens per block.
-        num_kv_heads: KV heads on one worker (1 for MLA).
+        num_kv_heads: KV heads on one worker (1 for MLA). This and the next two: of every kind of attention.
         head_size: Elements per head (MLA: kv_lora_rank + qk_rope_head_dim).
         dtype: torch dtype of the cache.
-        sliding_window: Window in tokens, for "sliding_window".
-        options: Further fields of the spec in this release.
-    """
-    from vllm_compat.adapters.kv_cache import SPEC_CLASSES
+        sliding_window: Window in tokens, for both "sliding_window" kinds.
+        attention_chunk_size: Chunk in tokens, for "chunked_local_attention".
+        shapes, dtypes: One per state tensor of a block, for "mamba".
+        options: Further fields of the spec in this release: ``sink_len``, ``rswa_window``, ``kv_cache_specs`` (layer
+            name -> spec, of "uniform_type"), … ``mamba_type`` may be a string in every release ("mamba2"). MLA's
+            ``compress_ratio`` is the ``tokens_per_state`` of 0.29.0 and newer, and either name is understood.
 
-    if kind not in SPEC_CLASSES:
-        raise VllmCompatError(
-            f"a KV cache spec of kind {kind!r}",
-            needed=f"one of {', '.join(SPEC_CLASSES)}",
-            found=repr(kind),
-            advice="choose one of them; for other specs call vLLM's class itself",
-        )
+    Raises:
+        UnsupportedField: the kind, or an option that was set, does not exist in this release.
+        VllmCompatError: no such kind, or something that it requires is not given.
+    """
     return adapter("kv_cache").build_spec(
         kind,
         {
@@ -50,6 +55,9 @@ def make_kv_cache_spec(
             "head_size": head_size,
             "dtype": dtype,
             "sliding_window": sliding_window,
+            "attention_chunk_size": attention_chunk_size,
+            "shapes": shapes,
+            "dtypes": dtypes,
             **options,
         },
     )

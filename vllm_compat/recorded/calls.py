@@ -6,6 +6,7 @@ in front are ``abstract``, ``async``, ``classmethod``, ``staticmethod``; a prope
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -62,6 +63,7 @@ def _items(call: Call) -> Iterable[str]:
         yield "**kwargs"
 
 
+@functools.cache
 def parse(text: str) -> Call:
     """The inverse of ``str(call)``."""
     words = []
