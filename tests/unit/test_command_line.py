@@ -56,7 +56,7 @@ def test_help_names_every_command():
     done = run("--help")
 
     assert done.returncode == 0, done.stderr
-    for command in ("doctor", "releases", "kimi"):
+    for command in ("doctor", "releases", "diff", "kimi"):
         assert command in done.stdout
 
 
@@ -79,6 +79,14 @@ def test_releases_table():
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if "0.32.0" in line.split()[:1]]
     assert line.split() == ["0.32.0", "2026-10-18", "3.11", "2.13.0", "0.32.0", "full", "live"]
+
+
+def test_releases_table_in_a_narrow_terminal():
+    """A hundred columns are enough for every cell."""
+    done = run("releases", env={"COLUMNS": "100"})
+
+    assert "…" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 100
 
 
 def test_doctor_exit_code_says_whether_there_are_problems():

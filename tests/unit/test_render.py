@@ -116,6 +116,33 @@ def test_every_config_key_is_in_its_table(copy: Path) -> None:
     assert "| `draft_vocab_size` | int > 0 | `32768` | `32768` | `384` |" in page
 
 
+def test_every_release_is_in_the_support_table(copy: Path) -> None:
+    """A row each, newest first; and each release has its adapter of every surface in the second table."""
+    from vllm_compat import releases
+    from vllm_compat.adapters.select import SURFACES, by_number
+
+    page = (copy / "docs" / "support.md").read_text(encoding="utf-8")
+    first, second = page.split("<!-- rendered: support-matrix -->")
+    versions = [row.version for row in releases.all_releases()]
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in first.splitlines() if line.startswith("| 0.")]
+    assert rows == versions[::-1]
+    (row,) = [line for line in second.splitlines() if line.startswith("| 0.32.0 | ")]
+    since = [".".join(map(str, by_number(surface, (0, 32, 0)).since)) for surface in SURFACES]
+    assert ["0.32.0", *since] == row.strip("| ").split(" | ")
+
+
+def test_a_release_that_does_not_fit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The contract column is computed, not claimed: with one surface unfit its name stands there, and no adapter."""
+    chosen = blocks._chosen
+    monkeypatch.setattr(
+        blocks, "_chosen", lambda release: {**chosen(release), "request": (chosen(release)["request"][0], None)}
+    )
+    results = blocks.Results(render.RESULTS)
+    assert "| NOT request |" in blocks.all_releases(results)
+    assert " surfaces |" not in blocks.all_releases(results)
+    assert "| NONE |" in blocks.support_matrix(results)
+
+
 def test_every_public_name_is_in_the_reference(copy: Path) -> None:
     """Each name of ``vllm_compat.__all__`` has a row with a description."""
     import vllm_compat
