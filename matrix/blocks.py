@@ -22,6 +22,7 @@ import vllm_compat
 from vllm_compat import releases
 from vllm_compat._build import runner_of
 from vllm_compat.adapters.base import Adapter
+from vllm_compat.adapters.kv_connector_class import ConnectorBase
 from vllm_compat.adapters.select import SURFACES, adapters_of
 from vllm_compat.installed import parse_release
 from vllm_compat.kimi import config, settings
@@ -169,24 +170,32 @@ _GROUPS = {
     "Factories": ("factories", "hashing"),
     "Readers, and the values they give": ("readers", "kv_readers", "values", "_unset"),
     "Engine and hidden states": ("engine", "capture"),
+    "KV connectors": ("kv_connector",),
     "Patches": ("patches",),
     "Errors, and a warning": ("errors",),
 }
+
+
+def _public(name: str) -> Any:
+    """A public name, or where it takes a vLLM to make it, what it is made of."""
+    return ConnectorBase if name == "KVConnectorBase" else getattr(vllm_compat, name)
 
 
 def public_names(_: Results) -> str:
     """Every name of ``vllm_compat.__all__`` with the first line of its docstring."""
     homes: dict[str, list[str]] = {}
     for name in vllm_compat.__all__:
-        value = getattr(vllm_compat, name)
+        value = _public(name)
         module = value.__name__ if inspect.ismodule(value) else value.__module__
-        homes.setdefault(module.split(".")[1], []).append(name)
+        homes.setdefault(vllm_compat._HOME.get(name, module.removeprefix("vllm_compat.")).split(".")[0], []).append(
+            name
+        )
     grouped = {title: [n for module in modules for n in homes.pop(module, [])] for title, modules in _GROUPS.items()}
     if homes:
         raise KeyError(f"names of {', '.join(homes)} are in no group of matrix/blocks.py")
     parts = []
     for title, names in grouped.items():
-        rows = [(f"`{name}`", _first_line(getattr(vllm_compat, name))) for name in names]
+        rows = [(f"`{name}`", _first_line(_public(name))) for name in names]
         parts.append(f"### {title}\n\n{_table(('name', 'what'), rows)}")
     return "\n\n".join(parts)
 

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         make_scheduler_output,
     )
     from vllm_compat.hashing import ensure_none_hash, make_block_hasher
+    from vllm_compat.kv_connector import KVConnectorBase, make_kv_transfer_config
     from vllm_compat.kv_readers import (
         plain_block_ids,
         read_block_ids,
@@ -105,6 +106,7 @@ __all__ = [
     "HashFunctionMismatch",
     "HiddenStatesCapture",
     "Installed",
+    "KVConnectorBase",
     "LoopObserver",
     "RequestUpdate",
     "RunnerOutput",
@@ -141,6 +143,7 @@ __all__ = [
     "make_kv_cache_spec",
     "make_kv_cache_specs",
     "make_kv_connector_output",
+    "make_kv_transfer_config",
     "make_logprobs_lists",
     "make_logprobs_tensors",
     "make_lora_request",
@@ -194,6 +197,7 @@ _MODULES = {
     ),
     "patches": ("disable", "enable", "enabled"),
     "hashing": ("ensure_none_hash", "make_block_hasher"),
+    "kv_connector": ("KVConnectorBase", "make_kv_transfer_config"),
     "kv_readers": (
         "plain_block_ids",
         "read_block_ids",

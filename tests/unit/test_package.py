@@ -63,7 +63,8 @@ def test_importing_is_fast():
     assert statistics.median(differences) < 0.060, differences
 
 
-@pytest.mark.parametrize("name", vllm_compat.__all__)
+# KVConnectorBase is made from vLLM's own class, so tests/live/test_kv_connector.py has it.
+@pytest.mark.parametrize("name", sorted({*vllm_compat.__all__} - {"KVConnectorBase"}))
 def test_every_public_name_is_there(name):
     """Each name of __all__ resolves, is listed by dir(), and stays the same object."""
     if name == "capture_hidden_states":

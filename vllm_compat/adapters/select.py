@@ -36,6 +36,7 @@ SURFACES: dict[str, str] = {
     "model_runner_output": "model_runner_output",
     "engine_core_output": "engine_core_output",
     "step": "step",
+    "kv_connector": "kv_connector",
 }
 
 _lock = threading.RLock()
