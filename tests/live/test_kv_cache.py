@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from here import BLOCK_SIZE, RELEASE, by_release
 from recording_connector import RecordingConnector
 from states import Reference, captured_states, open_loop, relative_error
 
@@ -101,29 +102,34 @@ def test_a_connector_brings_tokens(
 ) -> None:
     """A second engine takes the prompt's KV from the first one's files and generates the same tokens.
 
-    It is told what its workers say of themselves, as by EngineCore. A captured request takes nothing from the
-    connector: its states are computed.
+    The connector is made for both sides with the KVCacheConfig, told what its workers say of themselves, as by
+    EngineCore, and asked once per request about its blocks. A captured request takes nothing from it: its states are
+    computed, or where vLLM cannot hold the connector back, the capture does not begin.
     """
-    monkeypatch.setattr(RecordingConnector, "told", [])
-    transfer = {
-        "kv_connector": "RecordingConnector",
-        "kv_connector_module_path": "recording_connector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)},
-    }
+    for noted in ("told", "groups", "made"):
+        monkeypatch.setattr(RecordingConnector, noted, [])
+    transfer = vc.make_kv_transfer_config(RecordingConnector, extra={"folder": str(tmp_path)})
     prompt = max(prompts, key=len)
     params = vc.make_sampling_params(temperature=0.0, max_tokens=6, ignore_eos=True)
     runs = []
     for _ in range(2):
-        with open_loop(tiny_llama, block_size=32, kv_transfer_config=transfer) as loop:
+        with open_loop(tiny_llama, block_size=BLOCK_SIZE, kv_transfer_config=transfer) as loop:
             runs += list(loop.generate([prompt], params))
+            assert not loop.scheduler.requests  # the blocks kept for saving are free again
     first, second = runs
     assert first.num_cached_tokens == 0
-    assert second.num_cached_tokens == len(prompt) // 32 * 32 > 0
+    assert second.num_cached_tokens == (len(prompt) - 1) // BLOCK_SIZE * BLOCK_SIZE > 0
     assert first.token_ids == second.token_ids
-    assert [{(0, 0): "worker"}] * 2 == RecordingConnector.told
+    assert [1, 1] == RecordingConnector.groups
+    assert [{(0, 0): "worker"}] * by_release(("0", 0), ("0.23.0", 2)) == RecordingConnector.told
+    assert {("WORKER", RELEASE >= (0, 11, 1)), ("SCHEDULER", RELEASE >= (0, 11, 1))} == set(RecordingConnector.made)
+    assert len(RecordingConnector.made) == 4
 
-    with open_loop(tiny_llama, block_size=32, kv_transfer_config=transfer) as loop:
+    with open_loop(tiny_llama, block_size=BLOCK_SIZE, kv_transfer_config=transfer) as loop:
+        if RELEASE < (0, 31, 0):
+            with pytest.raises(vc.CaptureError, match="KV connector RecordingConnector"):
+                vc.capture_hidden_states(loop, (7,))
+            return
         (captured,) = captured_states(loop, (7,), [prompt], params)
     assert len(captured.token_ids) == len(prompt) + 5
     reference = Reference(tiny_llama, torch.float32)(captured.token_ids)[:, [7]]

@@ -106,6 +106,11 @@ _CONFIG = Need(
 _THREE = Need(_BASE, passes=("vllm_config", "role", "kv_cache_config"))
 _CREATE = Need(f"{_FACTORY}.create_connector", passes=("config", "role", "kv_cache_config"))
 _ALL_GROUPS = Need(f"{_MODULE}:SupportsHMA.request_finished_all_groups", passes=("request", "block_ids"), bound=True)
+_READ = (
+    Need("vllm.v1.kv_cache_interface:KVCacheConfig", reads=("num_blocks", "kv_cache_groups"), read_only=True),
+    Need("vllm.v1.kv_cache_interface:KVCacheGroupSpec", reads=("layer_names",), read_only=True),
+)
+_LEFT = {"KVCacheConfig": ("*",), "KVCacheGroupSpec": ("*",)}
 _PREEMPTIONS = Need(f"{_BASE}.handle_preemptions", passes=("kv_connector_metadata",), bound=True)
 
 
@@ -118,7 +123,8 @@ class KVConnector_0_19(Adapter):
     surface = "kv_connector"
     since = (0, 19, 0)
     base = _THREE
-    needs: ClassVar[tuple[Need, ...]] = (base, _CREATE, _ALL_GROUPS, _PREEMPTIONS, _GET_CLASS, _CONFIG)
+    needs: ClassVar[tuple[Need, ...]] = (base, _CREATE, _ALL_GROUPS, _PREEMPTIONS, _GET_CLASS, _CONFIG, *_READ)
+    left: ClassVar[Mapping[str, tuple[str, ...]]] = _LEFT
     #: Called where a connector has it, before vLLM's base class had it (0.19.0-0.21.0).
     called_if_there: ClassVar[tuple[str, ...]] = ("bind_gpu_block_pool",)
 
@@ -199,7 +205,7 @@ class KVConnector_0_11_1(KVConnector_0_19):
     """
 
     since = (0, 11, 1)
-    needs: ClassVar[tuple[Need, ...]] = (_THREE, _CREATE, _ALL_GROUPS, _GET_CLASS, _CONFIG)
+    needs: ClassVar[tuple[Need, ...]] = (_THREE, _CREATE, _ALL_GROUPS, _GET_CLASS, _CONFIG, *_READ)
     called_if_there: ClassVar[tuple[str, ...]] = ()
 
     def fitted(self, name: str, written: Any) -> Any:
@@ -229,6 +235,7 @@ class KVConnector_0_10(KVConnector_0_11_1):
         _GET_CLASS,
         _CONFIG,
     )
+    left: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def declare_hma(self, cls: type) -> None:
         """Nothing: there is always one group, whose blocks ``request_finished`` is given."""

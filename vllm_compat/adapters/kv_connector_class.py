@@ -7,7 +7,7 @@ import functools
 import inspect
 import logging
 from abc import ABCMeta
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_compat.errors import VllmCompatError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vllm_compat.adapters.kv_connector import KVConnector_0_19
 
 logger = logging.getLogger(__name__)
+_ALL_GROUPS, _ONE_GROUP = "request_finished_all_groups", "request_finished"
 
 
 class ConnectorType(ABCMeta):
@@ -28,12 +29,17 @@ class ConnectorType(ABCMeta):
     def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> None:
         super().__init__(name, bases, namespace)
         compat = cls._compat  # type: ignore[attr-defined]
-        for hook, written in namespace.items():
+        for hook, written in list(_written(cls)):
             fitted = compat.fitted(hook, written)
             if fitted is not written:
                 setattr(cls, hook, fitted)
-        if "request_finished_all_groups" in namespace:
-            compat.declare_hma(cls)
+        if inspect.getattr_static(cls, _ALL_GROUPS) is vars(ConnectorBase)[_ALL_GROUPS]:
+            return
+        compat.declare_hma(cls)
+        writer = next(owner for owner in cls.__mro__ if {_ALL_GROUPS, _ONE_GROUP} & {*vars(owner)})
+        if _ONE_GROUP not in vars(writer):
+            # vLLM up to 0.11.0 knows only this one, and would find that of an older base.
+            cls.request_finished = ConnectorBase.request_finished
 
     def __call__(cls, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> Any:
         values = arranged(vllm_config, role, kv_cache_config)
@@ -45,6 +51,16 @@ class ConnectorType(ABCMeta):
         else:
             made = super().__call__(*values)
         return made
+
+
+def _written(cls: type) -> Iterator[tuple[str, Any]]:
+    """What a connector class has of its own and of mixins, which were not fitted when they were made."""
+    seen: set[str] = set()
+    for owner in cls.__mro__[: cls.__mro__.index(ConnectorBase)]:
+        for name, value in vars(owner).items():
+            if name not in seen and (owner is cls or not isinstance(owner, ConnectorType)):
+                yield name, value
+            seen.add(name)
 
 
 def arranged(*values: Any) -> tuple[Any, Any, Any]:
@@ -164,6 +180,11 @@ class ConnectorBase:
                 advice="index this layer by what its attention backend says",
             )
         return kv_layer.movedim(shape.index(count), 0)
+
+    def group_of(self, layer_name: str) -> int:
+        """Which of the lists of block ids is a layer's: the index of its KV cache group (up to 0.11.0 there is one)."""
+        groups = () if self.kv_cache_config is None else self.kv_cache_config.kv_cache_groups
+        return next((index for index, group in enumerate(groups) if layer_name in group.layer_names), 0)
 
     def request_finished_all_groups(
         self,

@@ -70,6 +70,15 @@ class Scheduler_0_20(Adapter):
         """Finish requests from outside; ``status`` is a name of RequestStatus (its integers move between releases)."""
         scheduler.finish_requests(list(request_ids), getattr(resolve("vllm.v1.request:RequestStatus"), status))
 
+    def holds_connector_back(self, scheduler: Any) -> bool:
+        """Whether a request with ``skip_reading_prefix_cache`` gets nothing from a KV connector either (0.31.0).
+
+        Nothing in a signature tells, so the live method is asked whether it looks at that attribute.
+        """
+        written = (vars(cls).get("schedule") for cls in type(scheduler).__mro__)
+        codes = [code for method in written if (code := getattr(method, "__code__", None)) is not None]
+        return any("skip_reading_prefix_cache" in code.co_names for code in codes)
+
     def outputs(self, scheduler: Any, scheduler_output: Any, runner_output: Any) -> list[Any]:
         """``update_from_output``, flattened over clients: the step's EngineCoreOutput objects."""
         per_client = scheduler.update_from_output(scheduler_output, runner_output)

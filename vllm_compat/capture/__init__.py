@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from vllm_compat.adapters.select import adapter
 from vllm_compat.capture.refusal import Refusal
 from vllm_compat.errors import CaptureError
+from vllm_compat.installed import installed
 from vllm_compat.values import FinishedRequest
 
 if TYPE_CHECKING:
@@ -50,7 +52,8 @@ def capture_hidden_states(loop: EngineLoop, layers: Iterable[int]) -> HiddenStat
                 states = capture.pop(output.request_id)
 
     Requests captured do not *read* the prefix cache, nor a KV connector (their blocks are still written to both):
-    states of cached tokens would not be computed. They are recomputed instead, never short.
+    states of cached tokens would not be computed. They are recomputed instead, never short. Up to 0.30.0 vLLM cannot
+    hold a KV connector back, so that a loop with one that may load is refused.
 
     Args:
         loop: A running EngineLoop whose workers carry our worker extension (EngineLoop sees to it).
@@ -58,8 +61,8 @@ def capture_hidden_states(loop: EngineLoop, layers: Iterable[int]) -> HiddenStat
 
     Raises:
         CaptureError: an id out of range, a model whose decoder layers cannot be found, compiled mode, pipeline
-            parallelism, float16 DeepSeek weights (their residual is rescaled inside), a worker extension that is not
-            ours, or a capture already running.
+            parallelism, float16 DeepSeek weights (their residual is rescaled inside), a KV connector that cannot be
+            held back, a worker extension that is not ours, or a capture already running.
     """
     return HiddenStatesCapture(loop, tuple(sorted(set(layers))))
 
@@ -74,6 +77,7 @@ class HiddenStatesCapture:
         self._incomplete: dict[str, CaptureError] = {}
         self.layers = layers
         _refuse_unsupported(loop.vllm_config)
+        _refuse_loading_connector(loop)
         answers = _call(loop, "vllm_compat_capture_start", layers)
         #: Facts of the model: number of layers, hidden size, dtype, runner kind.
         self.model_info: dict[str, Any] = next(answer for answer in answers if answer is not None)
@@ -183,3 +187,15 @@ def _refuse_unsupported(vllm_config: Any) -> None:
             found="enforce_eager=False",
             advice="make_vllm_config(…, enforce_eager=True)",
         )
+
+
+def _refuse_loading_connector(loop: EngineLoop) -> None:
+    transfer = loop.vllm_config.kv_transfer_config
+    if transfer is None or not transfer.is_kv_consumer or adapter("scheduler").holds_connector_back(loop.scheduler):
+        return
+    raise CaptureError(
+        f"hidden states of a loop with the KV connector {transfer.kv_connector}",
+        needed="vLLM 0.31.0 or newer, where a request can be kept from loading; or a connector that only saves",
+        found=f"vLLM {installed().version} and kv_role={transfer.kv_role!r}",
+        advice="capture in a loop without it, or with kv_role='kv_producer' if it loads nothing then",
+    )
