@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import windows
 
-from vllm_compat.adapters.kv_connector import ABSTRACT, HOOKS, KVConnector_0_11_1
+from vllm_compat.adapters.kv_connector import ABSTRACT, HOOKS, KVConnector_0_11_1, KVConnector_0_19
 from vllm_compat.adapters.kv_connector_class import arranged, tolerant
+from vllm_compat.adapters.kv_connector_steps import AROUND, with_metadata
 from vllm_compat.recorded.calls import Call, parse
 from vllm_compat.recorded.store import RecordedApi
 
@@ -139,22 +140,61 @@ def test_an_override_that_fits_is_left_as_it_is() -> None:
     assert Written.other is tolerant(Written.other, Native.added)
 
 
+class Steps:
+    """A connector as one is made for a release before 0.31.0; notes what it is called for."""
+
+    def __init__(self) -> None:
+        self.called: list[Any] = []
+
+    def handle_preemptions(self, metadata: Any) -> None:
+        self.called.append(metadata)
+
+    def start_load_kv(self, forward_context: Any) -> None:
+        self.called.append("load")
+
+    def wait_for_save(self) -> None:
+        self.called.append("save")
+
+    def get_finished(self, finished_req_ids: set[str]) -> Any:
+        self.called.append("finished")
+        return finished_req_ids, None
+
+
+Steps.handle_preemptions = with_metadata(Steps.handle_preemptions)  # type: ignore[method-assign]
+for hook in ("start_load_kv", "wait_for_save", "get_finished"):
+    setattr(Steps, hook, AROUND[hook](getattr(Steps, hook)))
+FORWARD, EMPTY = SimpleNamespace(attn_metadata={}), SimpleNamespace(attn_metadata=None)
+
+
+@pytest.mark.parametrize(
+    ("context", "calls", "expected"),
+    [
+        (EMPTY, ["get_finished"], ["load", "save", "finished"]),  # up to 0.30.0
+        (EMPTY, ["wait_for_save", "get_finished"], ["load", "save", "finished"]),  # from 0.31.0 on
+        (EMPTY, [], ["load", "save"]),
+        (FORWARD, ["wait_for_save", "get_finished"], ["load", "save", "finished"]),
+        (FORWARD, ["get_finished", "wait_for_save"], ["load", "finished", "save"]),  # with a draft model
+        (FORWARD, [], ["load"]),
+    ],
+)
+def test_a_step_saves_once(context: Any, calls: list[str], expected: list[str]) -> None:
+    """Before ``get_finished`` asks in a step without a forward pass, else when vLLM says so; in each step anew."""
+    compat, connector = KVConnector_0_19(), Steps()
+    for _ in range(2):
+        compat.bound(connector, "metadata")
+        connector.start_load_kv(context)
+        for name in calls:
+            getattr(connector, name)(*({"a"},) * (name == "get_finished"))
+        compat.unbound(connector)
+    assert expected * 2 == connector.called
+
+
 def test_preemptions_are_told_with_the_metadata_before_0_19() -> None:
     """vLLM's own call with a set of ids is held back, ours with the bound metadata gets through."""
-
-    class Connector:
-        def __init__(self) -> None:
-            self.told: list[Any] = []
-
-        def handle_preemptions(self, kv_connector_metadata: Any) -> None:
-            self.told.append(kv_connector_metadata)
-
-    compat = KVConnector_0_11_1()
-    Connector.handle_preemptions = compat.fitted(  # type: ignore[method-assign]
-        "handle_preemptions", Connector.handle_preemptions
-    )
-    connector = Connector()
+    connector = Steps()
     connector.handle_preemptions({"a"})
-    compat.bound(connector, "metadata")
-    assert ["metadata"] == connector.told
-    compat.bound(object(), "metadata")  # no hook, nothing to call
+    KVConnector_0_11_1().bound(connector, "metadata")
+    assert ["metadata"] == connector.called
+    KVConnector_0_11_1().bound(SimpleNamespace(), "metadata")  # no hook, nothing to call
+    KVConnector_0_19().bound(connector, "more")
+    assert ["metadata"] == connector.called

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from typing import Any, ClassVar
 
 from vllm_compat.adapters.base import Adapter, Need, resolve
 from vllm_compat.adapters.kv_connector_class import ConnectorBase, ConnectorType, tolerant
+from vllm_compat.adapters.kv_connector_steps import AROUND, Step, save_in_an_empty_step, with_metadata
 from vllm_compat.errors import VllmCompatError
 
 _MODULE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
@@ -114,19 +114,21 @@ _LEFT = {"KVCacheConfig": ("*",), "KVCacheGroupSpec": ("*",)}
 _PREEMPTIONS = Need(f"{_BASE}.handle_preemptions", passes=("kv_connector_metadata",), bound=True)
 
 
-class KVConnector_0_19(Adapter):
-    """Workers see the step's metadata before blocks are overwritten (``handle_preemptions``, 0.19.0).
+class KVConnector_0_31(Adapter):
+    """``wait_for_save`` is called in every step, also in those without a forward pass (0.31.0).
 
     ``kv_cache_config`` is required from 0.21.0 on, and passed in any case.
     """
 
     surface = "kv_connector"
-    since = (0, 19, 0)
+    since = (0, 31, 0)
     base = _THREE
-    needs: ClassVar[tuple[Need, ...]] = (base, _CREATE, _ALL_GROUPS, _PREEMPTIONS, _GET_CLASS, _CONFIG, *_READ)
+    #: What tells the release by its shape; nothing of it is called.
+    marks: ClassVar[tuple[Need, ...]] = (_PREEMPTIONS, Need(f"{_BASE}.get_mem_pool_context", bound=True))
+    needs: ClassVar[tuple[Need, ...]] = (base, _CREATE, _ALL_GROUPS, _GET_CLASS, _CONFIG, *_READ, *marks)
     left: ClassVar[Mapping[str, tuple[str, ...]]] = _LEFT
-    #: Called where a connector has it, before vLLM's base class had it (0.19.0-0.21.0).
-    called_if_there: ClassVar[tuple[str, ...]] = ("bind_gpu_block_pool",)
+    #: Called where a connector has it, though vLLM's base class has not.
+    called_if_there: ClassVar[tuple[str, ...]] = ()
 
     def base_class(self) -> type:
         """The class to subclass; the same one each time."""
@@ -147,6 +149,9 @@ class KVConnector_0_19(Adapter):
 
     def bound(self, connector: Any, metadata: Any) -> None:
         """A step's metadata was bound in a worker."""
+
+    def unbound(self, connector: Any) -> None:
+        """A step's metadata is about to be cleared in a worker."""
 
     def declare_hma(self, cls: type) -> None:
         """Tell vLLM that ``cls`` supports several KV cache groups."""
@@ -198,6 +203,28 @@ class KVConnector_0_19(Adapter):
         )
 
 
+class KVConnector_0_19(KVConnector_0_31):
+    """Workers see the step's metadata before blocks are overwritten (``handle_preemptions``, 0.19.0).
+
+    A step without a forward pass does not call ``wait_for_save`` (to 0.30.0). What is saved when a request has finished
+    would wait for the next request, so it is called here, before ``get_finished`` asks what was saved.
+    """
+
+    since = (0, 19, 0)
+    needs: ClassVar[tuple[Need, ...]] = (_THREE, _CREATE, _ALL_GROUPS, _GET_CLASS, _CONFIG, *_READ, _PREEMPTIONS)
+    called_if_there: ClassVar[tuple[str, ...]] = ("bind_gpu_block_pool",)  # 0.19.0 to 0.21.0
+
+    def fitted(self, name: str, written: Any) -> Any:
+        fitted = super().fitted(name, written)
+        return AROUND[name](fitted) if name in AROUND and inspect.isfunction(fitted) else fitted
+
+    def bound(self, connector: Any, metadata: Any) -> None:  # noqa: ARG002 - older releases look at it
+        connector._compat_step = Step()
+
+    def unbound(self, connector: Any) -> None:
+        save_in_an_empty_step(connector)
+
+
 class KVConnector_0_11_1(KVConnector_0_19):
     """``kv_cache_config`` comes third, and connectors may support several groups (``SupportsHMA``, 0.11.1).
 
@@ -209,17 +236,11 @@ class KVConnector_0_11_1(KVConnector_0_19):
     called_if_there: ClassVar[tuple[str, ...]] = ()
 
     def fitted(self, name: str, written: Any) -> Any:
-        if name != "handle_preemptions" or not inspect.isfunction(written):
-            return super().fitted(name, written)
-
-        @functools.wraps(written)
-        def handle_preemptions(connector: Any, metadata: Any) -> Any:
-            # vLLM's own call, with ids; ours comes with the metadata, still before the forward pass.
-            return None if isinstance(metadata, set) else written(connector, metadata)
-
-        return handle_preemptions
+        fitted = super().fitted(name, written)
+        return with_metadata(fitted) if name == "handle_preemptions" and inspect.isfunction(fitted) else fitted
 
     def bound(self, connector: Any, metadata: Any) -> None:
+        super().bound(connector, metadata)
         if hasattr(connector, "handle_preemptions"):
             connector.handle_preemptions(metadata)
 
@@ -244,7 +265,7 @@ class KVConnector_0_10(KVConnector_0_11_1):
 _MADE: dict[str, type] = {}
 
 
-def _joined(adapter: KVConnector_0_19) -> type:
+def _joined(adapter: KVConnector_0_31) -> type:
     native = resolve(_BASE)
     namespace = {
         # Where it is imported from: pickle looks a class up by name.
@@ -263,4 +284,4 @@ class WorkerMetadata(ABC):
         """Join what two workers say."""
 
 
-ADAPTERS = (KVConnector_0_19, KVConnector_0_11_1, KVConnector_0_10)
+ADAPTERS = (KVConnector_0_31, KVConnector_0_19, KVConnector_0_11_1, KVConnector_0_10)

@@ -10,10 +10,11 @@ from abc import ABCMeta
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vllm_compat.adapters.kv_connector_steps import Step
 from vllm_compat.errors import VllmCompatError
 
 if TYPE_CHECKING:
-    from vllm_compat.adapters.kv_connector import KVConnector_0_19
+    from vllm_compat.adapters.kv_connector import KVConnector_0_31
 
 logger = logging.getLogger(__name__)
 _ALL_GROUPS, _ONE_GROUP = "request_finished_all_groups", "request_finished"
@@ -116,7 +117,8 @@ class ConnectorBase:
     - the constructor: ``(vllm_config, role, kv_cache_config=None)``;
     - ``request_finished_all_groups``, whether or not the hybrid KV cache manager is on; a subclass that overrides it is
       declared to vLLM as one that supports it (``SupportsHMA``, 0.11.1);
-    - ``handle_preemptions`` is called with every step's metadata (vLLM itself: from 0.19.0 on);
+    - ``handle_preemptions`` is called with every step's metadata (vLLM itself: from 0.19.0 on), and ``wait_for_save``
+      in every step, before ``get_finished`` where there is no forward pass (vLLM itself: from 0.31.0 on);
     - overrides may take fewer arguments than vLLM passes.
 
     Attributes:
@@ -128,7 +130,7 @@ class ConnectorBase:
         SignatureMismatch: (on subclassing) the installed vLLM's base class fits no adapter.
     """
 
-    _compat: ClassVar[KVConnector_0_19]
+    _compat: ClassVar[KVConnector_0_31]
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         if vllm_config.kv_transfer_config is None:
@@ -144,6 +146,7 @@ class ConnectorBase:
         # The private names are vLLM's own; up to 0.11.0 it does not set the last two.
         self.kv_transfer_config = self._kv_transfer_config = vllm_config.kv_transfer_config
         self.kv_cache_config = self._kv_cache_config = kv_cache_config
+        self._compat_step = Step()
         uncalled = self.uncalled_hooks()
         if uncalled and type(self) not in _warned:
             _warned.add(type(self))
@@ -214,3 +217,8 @@ class ConnectorBase:
         """Called by the model runner before each step."""
         super().bind_connector_metadata(connector_metadata)  # type: ignore[misc]
         self._compat.bound(self, connector_metadata)
+
+    def clear_connector_metadata(self) -> None:
+        """Called by the model runner after each step."""
+        self._compat.unbound(self)
+        super().clear_connector_metadata()  # type: ignore[misc]
