@@ -26,6 +26,8 @@ BASES = {
     "GPUModelRunner": False,
     "Platform": True,
 }
+#: What is said of a class that is not about its constructor.
+_NOT_THE_CALL = ("attributes ", "bases: ", "can no longer be imported", "kind: ", "gone (", "moved to ")
 
 
 def moved() -> str:
@@ -68,13 +70,17 @@ def _broken(move: Move, apis: list[RecordedApi]) -> Iterator[str]:
 
 
 def plugin_changes() -> str:
-    """A list per base class: release, method, what changed in a way that breaks an override or a call of it."""
+    """A table per base class: release, method, what changed in a way that breaks an override or a call of it."""
     apis = list(store.all_recorded())
     found: dict[str, dict[tuple[str, str], list[str]]] = {name: {} for name in BASES}
     for old, new in itertools.pairwise(apis):
         for change in diff.between(old, new):
             base, _, method = change.symbol.partition(".")
-            if change.hard and method and base in BASES and (BASES[base] or not method.startswith("_")):
+            if not change.hard or base not in BASES:
+                continue
+            if not method and not change.what.startswith(_NOT_THE_CALL):
+                method = "__init__"
+            if method == "__init__" or (method and (BASES[base] or not method.startswith("_"))):
                 found[base].setdefault((new.release, method), []).append(_shorter(change))
     parts = []
     for base, changes in found.items():
