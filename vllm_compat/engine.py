@@ -301,7 +301,8 @@ class EngineLoop:
     def _step(self) -> list[RequestUpdate]:
         scheduled = self.scheduler.schedule()
         output = self._stepping.run(self.executor, self.scheduler, scheduled)
-        updates = [self._outputs.read(o) for o in self._scheduling.outputs(self.scheduler, scheduled, output)]
+        outputs = self._scheduling.outputs(self.scheduler, scheduled, output)
+        updates = [self._outputs.read(o, self._num_logprobs(o.request_id)) for o in outputs]
         if self.vllm_config.speculative_config is not None:
             self._note_drafts(self._scheduler_outputs.read(scheduled), updates)
             if not self.vllm_config.scheduler_config.async_scheduling and scheduled.total_num_scheduled_tokens:
@@ -309,6 +310,11 @@ class EngineLoop:
         for update in updates:
             self._take(update)
         return updates
+
+    def _num_logprobs(self, request_id: str) -> int | None:
+        flight = self._in_flight.get(request_id)
+        params = flight.request.sampling_params if flight is not None else None
+        return params.logprobs if params is not None else None
 
     def _note_drafts(self, batch: ScheduledBatch, updates: Iterable[RequestUpdate]) -> None:
         emitted = {update.request_id: update.new_token_ids for update in updates}

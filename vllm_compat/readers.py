@@ -27,7 +27,10 @@ def read_engine_core_request(core_request: Any) -> dict[str, Any]:
 
 
 def read_scheduler_output(scheduler_output: Any) -> ScheduledBatch:
-    """What a step does for each request (new, running and resumed ones alike)."""
+    """What a step does for each request (new, running and resumed ones alike).
+
+    Read it before ``update_from_output``: in the scheduler's process it may hold the requests' own lists, which grow.
+    """
     return adapter("scheduler_output").read(scheduler_output)  # type: ignore[no-any-return]
 
 
@@ -36,6 +39,12 @@ def read_model_runner_output(runner_output: Any) -> RunnerOutput:
     return adapter("model_runner_output").read(runner_output)  # type: ignore[no-any-return]
 
 
-def read_engine_core_output(output: Any) -> RequestUpdate:
-    """What the scheduler reports of one request after a step."""
-    return adapter("engine_core_output").read(output)  # type: ignore[no-any-return]
+def read_engine_core_output(output: Any, num_logprobs: int | None = None) -> RequestUpdate:
+    """What the scheduler reports of one request after a step.
+
+    Args:
+        output: A native EngineCoreOutput.
+        num_logprobs: ``SamplingParams.logprobs`` of the request. A step gives all its requests rows as long as the
+            longest that one of them asked for, so without it a row may hold more than this request wanted.
+    """
+    return adapter("engine_core_output").read(output, num_logprobs)  # type: ignore[no-any-return]

@@ -26,7 +26,8 @@ class ScheduledRequest:
         num_computed_tokens: Tokens whose KV entries exist before the step; the step's first row is this position.
         num_scheduled_tokens: Rows of the step that belong to this request, draft tokens included.
         is_new: The request's first step.
-        resumed: The request was preempted before and starts again.
+        resumed: The request was preempted before and starts again. The scheduler gives such requests to the V2 runner as
+            new ones; one that had generated nothing before it was preempted cannot be told from those.
         draft_token_ids: Draft tokens that the step verifies (-1 where only the worker knows them).
         new_block_ids: Blocks newly allocated, per KV cache group; all that the request has when it is new or resumed,
             () when the step needs none.
@@ -144,7 +145,7 @@ class FinishedRequest:
         token_ids: What was generated, the stop token included.
         finish_reason: "stop", "length", "abort", …
         stop_reason: The stop token id or string, if any.
-        logprobs: Per generated token, if the sampling params asked for them.
+        logprobs: Per generated token, if the sampling params asked for them; as many as they asked for, beside its own.
         prompt_logprobs: Per prompt position 1 … n-1, if asked for.
         num_cached_tokens: Prompt tokens that came from the prefix cache.
         num_steps: Steps that emitted tokens for it; with speculative decoding each may emit several.

@@ -133,15 +133,18 @@ class EngineCoreOutput_0_20(Adapter):
         """An EngineCoreOutputs."""
         return self.construct(_OUTPUTS, options)
 
-    def read(self, output: Any) -> RequestUpdate:
+    def read(self, output: Any, num_logprobs: int | None = None) -> RequestUpdate:
+        """``num_logprobs`` as the request's sampling params say; None and -1 keep whole rows."""
         reason = output.finish_reason
+        # Rows of a step are as wide as the widest that any of its requests asked for; vLLM's front end cuts them.
+        width = None if num_logprobs is None or num_logprobs < 0 else num_logprobs + 1
         return RequestUpdate(
             request_id=output.request_id,
             new_token_ids=tuple(output.new_token_ids),
             # By name: the integers of FinishReason are not stable.
             finish_reason=None if reason is None else str(reason),
             stop_reason=output.stop_reason,
-            logprobs=None if output.new_logprobs is None else self.rows(output.new_logprobs),
+            logprobs=None if output.new_logprobs is None else self.rows(output.new_logprobs, width),
             prompt_logprobs=(
                 None if output.new_prompt_logprobs_tensors is None else self.rows(output.new_prompt_logprobs_tensors)
             ),
@@ -152,9 +155,12 @@ class EngineCoreOutput_0_20(Adapter):
         stats = output.prefill_stats
         return None if stats is None else int(stats.num_cached_tokens)
 
-    def rows(self, logprobs: Any) -> tuple[dict[int, float], ...]:
-        """One dictionary token id -> log-probability per position; the position's own token comes first."""
-        return _rows(logprobs.logprob_token_ids.tolist(), logprobs.logprobs.tolist())
+    def rows(self, logprobs: Any, width: int | None = None) -> tuple[dict[int, float], ...]:
+        """One dictionary token id -> log-probability per position; the position's own token comes first.
+
+        ``width`` columns of each row count: the token's own, then the most probable ones.
+        """
+        return _rows(logprobs.logprob_token_ids.tolist(), logprobs.logprobs.tolist(), width)
 
 
 class EngineCoreOutput_0_11_1(EngineCoreOutput_0_20):
@@ -190,17 +196,20 @@ class EngineCoreOutput_0_10(EngineCoreOutput_0_11_1):
 
     since = (0, 10, 2)
 
-    def rows(self, logprobs: Any) -> tuple[dict[int, float], ...]:
-        ids, values = logprobs.logprob_token_ids, logprobs.logprobs
-        return _rows(*(item if isinstance(item, list) else item.tolist() for item in (ids, values)))
+    def rows(self, logprobs: Any, width: int | None = None) -> tuple[dict[int, float], ...]:
+        ids, values = (
+            item if isinstance(item, list) else item.tolist()
+            for item in (logprobs.logprob_token_ids, logprobs.logprobs)
+        )
+        return _rows(ids, values, width)
 
 
-def _rows(ids: list[list[int]], values: list[list[float]]) -> tuple[dict[int, float], ...]:
+def _rows(ids: list[list[int]], values: list[list[float]], width: int | None) -> tuple[dict[int, float], ...]:
     # The first column is the token itself, and may appear again among the top ones: the first wins.
     rows = []
     for row_ids, row_values in zip(ids, values, strict=True):
         row: dict[int, float] = {}
-        for token, value in zip(row_ids, row_values, strict=True):
+        for token, value in zip(row_ids[:width], row_values[:width], strict=True):
             row.setdefault(token, value)
         rows.append(row)
     return tuple(rows)

@@ -127,8 +127,8 @@ class SchedulerOutput_0_32(Adapter):
                 request_id=new.req_id,
                 num_computed_tokens=new.num_computed_tokens,
                 num_scheduled_tokens=counts[new.req_id],
-                is_new=True,
-                resumed=False,
+                is_new=not self.starts_again(new),
+                resumed=self.starts_again(new),
                 draft_token_ids=tuple(drafts.get(new.req_id, ())),
                 new_block_ids=tuple(tuple(group) for group in new.block_ids),
             )
@@ -160,6 +160,17 @@ class SchedulerOutput_0_32(Adapter):
     def resumed(self, cached: Any) -> Collection[str]:
         """Ids of the requests that start again after a preemption."""
         return cached.resumed_req_ids  # type: ignore[no-any-return]
+
+    def starts_again(self, new: Any) -> bool:
+        """Whether one of the new requests is none: for the V2 runner (0.12.0) the scheduler puts resumed ones there.
+
+        Only for that runner ``prefill_token_ids`` is set: what was generated already is longer than the prompt.
+        """
+        if getattr(new, "prefill_token_ids", None) is None:
+            return False
+        embeds = getattr(new, "prompt_embeds", None)
+        prompt = new.prompt_token_ids if new.prompt_token_ids is not None else embeds
+        return prompt is not None and len(new.prefill_token_ids) > len(prompt)
 
     def preempted(self, output: Any, /) -> frozenset[str]:
         return frozenset(output.preempted_req_ids or ())
