@@ -26,8 +26,8 @@ class ScheduledRequest:
         num_computed_tokens: Tokens whose KV entries exist before the step; the step's first row is this position.
         num_scheduled_tokens: Rows of the step that belong to this request, draft tokens included.
         is_new: The request's first step.
-        resumed: The request was preempted before and starts again. The scheduler gives such requests to the V2 runner as
-            new ones; one that had generated nothing before it was preempted cannot be told from those.
+        resumed: The request was preempted before and starts again. The scheduler gives such requests to the V2 runner
+            as new ones; one that had generated nothing before it was preempted cannot be told from those.
         draft_token_ids: Draft tokens that the step verifies (-1 where only the worker knows them).
         new_block_ids: Blocks newly allocated, per KV cache group; all that the request has when it is new or resumed,
             () when the step needs none.
