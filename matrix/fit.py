@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 
 from vllm_compat.adapters.base import Adapter, Need
-from vllm_compat.adapters.select import SURFACES, adapters_of
+from vllm_compat.adapters.select import SURFACES, by_number, in_order
 from vllm_compat.adapters.signature import Parameter, Signature
 from vllm_compat.recorded.calls import Call
+from vllm_compat.recorded.diff import arity
 from vllm_compat.recorded.store import RecordedApi
 
 #: Of a symbol in ``Adapter.left``: whatever else it has.
@@ -23,7 +24,8 @@ def signature(api: RecordedApi, need: Need) -> Signature | None:
 @functools.cache  # most releases have the same
 def _signature(symbol: str, call: Call) -> Signature:
     parameters = tuple(Parameter(p.name, p.required, p.kind) for p in call.parameters)
-    return Signature(symbol, parameters, accepts_var_keyword=call.var_keyword)
+    values = arity(call.returns)
+    return Signature(symbol, parameters, accepts_var_keyword=call.var_keyword, returns=values if values > 1 else 0)
 
 
 def misfit(api: RecordedApi, need: Need) -> str:
@@ -55,11 +57,8 @@ def choose(surface: str, api: RecordedApi) -> tuple[type[Adapter], type[Adapter]
 
     The second is None where no adapter fits and vllm_compat refuses.
     """
-    listed = adapters_of(surface)
-    named = next((adapter for adapter in listed if adapter.since <= api.numbers), listed[-1])
-    at = listed.index(named)
-    order = sorted(listed, key=lambda adapter: abs(listed.index(adapter) - at))
-    return named, next((adapter for adapter in order if not problems(api, adapter)), None)
+    order = in_order(surface, api.numbers, is_dev=".dev" in api.release)
+    return by_number(surface, api.numbers), next((a for a in order if not problems(api, a)), None)
 
 
 def known(adapter: type[Adapter], need: Need) -> set[str]:

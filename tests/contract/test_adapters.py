@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -121,6 +122,19 @@ def _ends(needs: list[Need], name: str = "") -> tuple[windows.Numbers, windows.N
         if any((found := windows.signature(api, need)) and (not name or found.accepts(name)) for need in needs)
     ]
     return (has[0], has[-1]) if has else None
+
+
+@pytest.mark.parametrize("surface", SURFACES)
+def test_which_adapters_are_told_by_the_shape(surface: str) -> None:
+    """Those that an earlier release fits too are in ``UNSEEN``, and no others: a nightly is judged by that."""
+    unseen = getattr(importlib.import_module(f"vllm_compat.adapters.{SURFACES[surface]}"), "UNSEEN", ())
+    found = [
+        adapter
+        for adapter in adapters_of(surface)
+        if any(not windows.problems(api, adapter) for api in windows.recorded() if api.numbers < adapter.since)
+        and adapter is not adapters_of(surface)[-1]
+    ]
+    assert sorted(found, key=lambda adapter: adapter.since) == sorted(unseen, key=lambda adapter: adapter.since)
 
 
 @pytest.mark.parametrize("surface", SURFACES)

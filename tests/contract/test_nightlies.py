@@ -57,6 +57,51 @@ def test_an_adapter_fits(surface: str, api: RecordedApi) -> None:
     )
 
 
+#: Surface -> what a build has that its adapter must be as new as, with the release that had it first.
+SIGNS = {
+    "kv_cache": (
+        ("vllm.v1.core.single_type_kv_cache_manager:register_all_kvcache_specs", (0, 23, 0)),
+        ("vllm.v1.core.kv_cache_utils:get_kv_cache_capacity", (0, 24, 0)),
+        ("vllm.v1.core.kv_cache_utils:update_kv_cache_capacity", (0, 28, 0)),
+        ("vllm.v1.attention.backends.utils:resolve_kv_cache_layout", (0, 29, 0)),
+    ),
+    "executor": (
+        ("vllm.v1.executor.abstract:Executor.compile_or_warm_up_model", (0, 27, 0)),
+        ("vllm.v1.executor.abstract:Executor.set_kv_cache_layout", (0, 29, 0)),
+    ),
+    "block_hashing": (("vllm.v1.core.kv_cache_utils:resolve_none_hash_seed", (0, 29, 0)),),
+}
+
+
+@pytest.mark.parametrize("api", NIGHTLIES)
+@pytest.mark.parametrize("surface", SIGNS)
+def test_a_nightly_is_served_by_what_it_has(surface: str, api: RecordedApi) -> None:
+    """A nightly that warms up by a call of its own is not served by the adapter for releases that do it unasked."""
+    _, fits = windows.choose(surface, api)
+    assert fits is not None
+    for symbol, since in SIGNS[surface]:
+        there = api.call(symbol) is not None
+        if symbol.endswith("get_kv_cache_capacity") and not there:
+            continue  # became update_kv_cache_capacity
+        assert there is (fits.since >= since), f"{fits.__name__}, {symbol}"
+
+
+@pytest.mark.parametrize("api", NIGHTLIES)
+def test_the_lookup_of_a_nightly_is_unpacked_rightly(api: RecordedApi) -> None:
+    """``get_computed_blocks`` returns two values, or three; 0.25.2.dev202607130930 three already."""
+    _, fits = windows.choose("kv_cache_manager", api)
+    call = api.call("vllm.v1.core.kv_cache_manager:KVCacheManager.get_computed_blocks")
+    assert fits is not None
+    assert call is not None
+    assert (call.returns == "tuple[KVCacheBlocks, int, int]") is (fits.since >= (0, 26, 0))
+
+
+def test_a_release_goes_by_its_number() -> None:
+    """Looking ahead is for nightlies alone: what a release names is what serves it."""
+    for api in windows.recorded():
+        assert all(named is fits for named, fits in (windows.choose(surface, api) for surface in SURFACES)), api.release
+
+
 def test_nightlies_run_ahead_of_their_number() -> None:
     """0.22.2.dev202606111015 has the API of 0.23.0, not of 0.22.1: a number alone would name the wrong adapter."""
     nightly = store.load("0.22.2.dev202606111015", store.NIGHTLY)

@@ -140,6 +140,35 @@ def test_the_shape_moves_the_choice_to_one_that_fits(
     assert f"names '{named.label()}', but make takes no" in selection.reason
 
 
+def takes_either(name: str, size: int = 0, block_size: int = 0) -> Any:
+    return name, size, block_size
+
+
+@pytest.mark.filterwarnings("ignore::vllm_compat.UnverifiedRelease")
+def test_a_nightly_is_served_by_the_newest_that_fits(world: World) -> None:
+    """Ahead of its number: where the older one fits as well, what it has already decides. A release is not ahead."""
+    world((0, 29, 1), takes_either, "0.29.1.dev202609091054")
+    selection = select._choose("thing")
+    assert (Middle, Newest) == (selection.named, selection.adapter)
+    assert "0.29.1.dev202609091054 is ahead of its number" in selection.reason
+
+    world((0, 29, 0), takes_either)
+    assert Middle is select._choose("thing").adapter
+    world((0, 29, 1), takes_block_size, "0.29.1.dev202609091054")
+    assert Middle is select._choose("thing").adapter
+
+
+@pytest.mark.filterwarnings("ignore::vllm_compat.UnverifiedRelease")
+@pytest.mark.parametrize(("number", "chosen"), [((0, 29, 1), Newest), ((0, 28, 1), Middle)])
+def test_what_earlier_releases_fit_too_proves_nothing(
+    world: World, number: tuple[int, ...], chosen: type[Adapter]
+) -> None:
+    """An adapter that the shape does not tell serves a nightly only when it is the next release's (0.30.0 here)."""
+    sys.modules["vllm_compat.adapters.fake_thing"].UNSEEN = (Newest,)  # type: ignore[attr-defined]
+    world(number, takes_either, f"{'.'.join(map(str, number))}.dev202609091054")
+    assert chosen is select._choose("thing").adapter
+
+
 def test_what_is_older_than_the_table_is_refused(world: World) -> None:
     """Even where its shape fits: nobody has looked at what it does. The error says from which release on it works."""
     world((0, 10, 1), takes_title)
@@ -334,6 +363,23 @@ def test_what_is_only_read_may_require_anything(world: World) -> None:
         assert problem == need.live_misfit()
     with pytest.raises(ValueError, match="never called"):
         Need(symbol, passes=("tokens",), read_only=True)
+
+
+def test_how_many_values_come_back_is_looked_at(world: World) -> None:
+    """Where a need counts on it and vLLM annotates it; an annotation that says nothing is no objection."""
+
+    def two() -> tuple[int, str]: ...  # type: ignore[empty-body]
+    def many() -> tuple[int, ...]: ...  # type: ignore[empty-body]
+    def silent(): ...  # type: ignore[no-untyped-def]
+
+    two.__annotations__["return"] = tuple[int, str]
+    many.__annotations__["return"] = tuple[int, ...]
+    need = Need(f"{MODULE}:make", gives=3)
+    for make, problem in ((two, "make returns 2 values, not 3"), (many, ""), (silent, "")):
+        world((0, 30, 0), make)
+        assert problem == need.live_misfit()
+    world((0, 30, 0), two)
+    assert Need(f"{MODULE}:make", gives=2).live_misfit() == Need(f"{MODULE}:make").live_misfit() == ""
 
 
 def test_a_reader_that_does_not_fit_is_refused_with_what_it_reads(world: World) -> None:

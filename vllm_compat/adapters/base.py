@@ -56,6 +56,7 @@ class Need:
         bound: The symbol is a method reached through an instance, so its first parameter is not ours to pass.
         reads: Attributes that the adapter reads of an instance: fields, properties, and what methods set on ``self``.
         read_only: The symbol is a class that is never called, only read.
+        gives: How many values the function returns as a tuple; 0 where that is not looked at.
         life: The releases that have the symbol at all, written as in ``options``; "" when every release that the
             adapter serves has it. Where it is not there, whoever asks for it is refused.
         if_loaded: Look at the live symbol only when something has imported its module already. Of two model runners
@@ -68,6 +69,7 @@ class Need:
     bound: bool = False
     reads: tuple[str, ...] = ()
     read_only: bool = False
+    gives: int = 0
     life: str = ""
     if_loaded: bool = False
 
@@ -95,6 +97,8 @@ class Need:
             parts.append(f"{self.short} takes no {', '.join(missing)}")
         if unmet:
             parts.append(f"{self.short} requires {', '.join(unmet)}")
+        if self.gives and live.returns and live.returns != self.gives:
+            parts.append(f"{self.short} returns {live.returns} values, not {self.gives}")
         return "; ".join(parts)
 
     def unreadable(self, lacking: Sequence[str]) -> str:

@@ -208,3 +208,5 @@ ADAPTERS = (
     BlockHashing_0_11_1,
     BlockHashing_0_10,
 )
+#: Earlier releases have all that these need as well; see ``select.in_order``.
+UNSEEN = (BlockHashing_0_26, BlockHashing_0_12)

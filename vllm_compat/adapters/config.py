@@ -33,10 +33,12 @@ class VllmConfig_0_11(Adapter):
         options={"usage_context": "", "headless": ""},
         bound=True,
     )
-    needs: ClassVar[tuple[Need, ...]] = (create,)
+    args = Need(_ENGINE_ARGS, options=LIVES)
+    needs: ClassVar[tuple[Need, ...]] = (create, args)
+    left: ClassVar[Mapping[str, tuple[str, ...]]] = {"EngineArgs": ("*",)}  # what every release has goes by its name
 
     def build(self, options: Mapping[str, Any]) -> Any:
-        engine_args = resolve(_ENGINE_ARGS)
+        engine_args = resolve(self.args.symbol)
         known = {field.name for field in dataclasses.fields(engine_args) if field.init}
         given = translated({name: value for name, value in options.items() if value is not UNSET}, known)
         for name in given:
@@ -98,3 +100,5 @@ def _refuse(name: str, known: set[str]) -> None:
 
 
 ADAPTERS = (VllmConfig_0_11, VllmConfig_0_10)
+#: Earlier releases have all that these need as well; see ``select.in_order``.
+UNSEEN = (VllmConfig_0_11,)

@@ -216,3 +216,5 @@ def _rows(ids: list[list[int]], values: list[list[float]], width: int | None) ->
 
 
 ADAPTERS = (EngineCoreOutput_0_20, EngineCoreOutput_0_11_1, EngineCoreOutput_0_10)
+#: Earlier releases have all that these need as well; see ``select.in_order``.
+UNSEEN = (EngineCoreOutput_0_11_1,)

@@ -320,3 +320,5 @@ ADAPTERS = (
     Executor_0_11,
     Executor_0_10,
 )
+#: Earlier releases have all that these need as well; see ``select.in_order``.
+UNSEEN = (Executor_0_18,)

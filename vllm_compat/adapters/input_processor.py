@@ -172,3 +172,5 @@ ADAPTERS = (
     InputProcessor_0_11,
     InputProcessor_0_10,
 )
+#: Earlier releases have all that these need as well; see ``select.in_order``.
+UNSEEN = (InputProcessor_0_17,)

@@ -26,6 +26,25 @@ _CAPACITY = Need(f"{_UTILS}:update_kv_cache_capacity", passes=("vllm_config", "k
 _REGISTER = Need("vllm.v1.core.single_type_kv_cache_manager:register_all_kvcache_specs", passes=("vllm_config",))
 _DTYPE = Need("vllm.utils.torch_utils:kv_cache_dtype_str_to_dtype", passes=("kv_cache_dtype", "model_config"))
 
+
+def _reads(symbol: str, *names: str) -> Need:
+    """What is read there, or written: an attribute of our own invention would be as good as none."""
+    return Need(symbol, reads=names, read_only=True)
+
+
+_CACHE, _CONFIG = "vllm.config:CacheConfig", "vllm.v1.kv_cache_interface:KVCacheConfig"
+_SPEC = "vllm.v1.kv_cache_interface:KVCacheSpec"
+_PLANNED = (
+    _reads(_CACHE, "num_gpu_blocks", "num_gpu_blocks_override", "block_size", "enable_prefix_caching", "cache_dtype"),
+    _reads(_CONFIG, "num_blocks", "kv_cache_groups"),
+    _reads("vllm.v1.kv_cache_interface:KVCacheGroupSpec", "kv_cache_spec"),
+    _reads(_SPEC, "block_size", "page_size_bytes"),
+)
+_VALIDATED = (*_PLANNED, Need("vllm.config:VllmConfig.validate_block_size", bound=True))
+_LAID_OUT = (*_VALIDATED, _reads(_CACHE, "kv_cache_layout"), _reads(_CONFIG, "kv_cache_layout"))
+_CACHEABLE = (*_LAID_OUT, _reads(_SPEC, "prefix_cacheable"))
+_ALIGNED = (*_CACHEABLE, _reads(_CONFIG, "hash_block_size", "cache_hit_alignment_tokens"))
+
 Specs = Sequence[Mapping[str, Any]]
 
 
@@ -59,7 +78,14 @@ class KVCache_0_33(Adapter):
         register,
         cache_dtype,
         *specs,
+        *_ALIGNED,
     )
+    left: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "CacheConfig": ("*",),
+        "KVCacheConfig": ("*",),
+        "KVCacheGroupSpec": ("*",),
+        "KVCacheSpec": ("*",),
+    }
 
     # -- specs ------------------------------------------------------------------------------------------------------
 
@@ -232,6 +258,7 @@ class KVCache_0_32(KVCache_0_33):
         _REGISTER,
         _DTYPE,
         *SPECS_0_11,
+        *_ALIGNED,
     )
 
     def plan_workers(self, vllm_config: Any, specs: Specs, available_memory: Sequence[int]) -> list[Any]:
@@ -250,6 +277,7 @@ class KVCache_0_30(KVCache_0_32):
         _REGISTER,
         _DTYPE,
         *SPECS_0_11,
+        *_CACHEABLE,
     )
 
     def annotate(self, vllm_config: Any, configs: list[Any], scheduler_config: Any) -> None:
@@ -263,6 +291,15 @@ class KVCache_0_29(KVCache_0_30):
     """
 
     since = (0, 29, 0)
+    needs: ClassVar[tuple[Need, ...]] = (
+        KVCache_0_32.plan_configs,
+        _SCHEDULERS,
+        _CAPACITY,
+        _REGISTER,
+        _DTYPE,
+        *SPECS_0_11,
+        *_LAID_OUT,
+    )
 
     def smallest_block(self, groups: list[Any]) -> Any:
         return min(spec.block_size for spec in groups)
@@ -272,6 +309,15 @@ class KVCache_0_28(KVCache_0_29):
     """``update_kv_cache_capacity`` writes how many tokens and requests fit (0.28.0). There are no layouts."""
 
     since = (0, 28, 0)
+    needs: ClassVar[tuple[Need, ...]] = (
+        KVCache_0_32.plan_configs,
+        _SCHEDULERS,
+        _CAPACITY,
+        _REGISTER,
+        _DTYPE,
+        *SPECS_0_11,
+        *_VALIDATED,
+    )
 
     def settle_layout(self, vllm_config: Any, specs: Specs) -> None:
         """Nothing to settle."""
@@ -295,6 +341,8 @@ class KVCache_0_24(KVCache_0_28):
         _REGISTER,
         _DTYPE,
         *SPECS_0_11,
+        *_VALIDATED,
+        _reads(_CACHE, "kv_cache_size_tokens", "kv_cache_max_concurrency"),
     )
 
     def note_capacity(self, vllm_config: Any, scheduler_config: Any) -> None:
@@ -308,7 +356,14 @@ class KVCache_0_23(KVCache_0_24):
     """Kinds of specs have to be registered before anything else (``register_all_kvcache_specs``, 0.23.0)."""
 
     since = (0, 23, 0)
-    needs: ClassVar[tuple[Need, ...]] = (KVCache_0_32.plan_configs, _SCHEDULERS, _REGISTER, _DTYPE, *SPECS_0_11)
+    needs: ClassVar[tuple[Need, ...]] = (
+        KVCache_0_32.plan_configs,
+        _SCHEDULERS,
+        _REGISTER,
+        _DTYPE,
+        *SPECS_0_11,
+        *_VALIDATED,
+    )
 
     def note_capacity(self, vllm_config: Any, scheduler_config: Any) -> None:
         """Nothing: the capacity is only logged."""
@@ -318,7 +373,13 @@ class KVCache_0_18(KVCache_0_23):
     """``cache_config.block_size`` is overwritten with the smallest of all groups, and validated (0.18.0)."""
 
     since = (0, 18, 0)
-    needs: ClassVar[tuple[Need, ...]] = (KVCache_0_32.plan_configs, _SCHEDULERS, _DTYPE, *SPECS_0_11)
+    needs: ClassVar[tuple[Need, ...]] = (
+        KVCache_0_32.plan_configs,
+        _SCHEDULERS,
+        _DTYPE,
+        *SPECS_0_11,
+        *_VALIDATED,
+    )
 
     def register_specs(self, vllm_config: Any) -> None:
         """Nothing: there is no registry."""
@@ -332,6 +393,8 @@ class KVCache_0_11_1(KVCache_0_18):
     """
 
     since = (0, 11, 1)
+    planned: ClassVar[tuple[Need, ...]] = (*_PLANNED, _reads(_CACHE, "num_cpu_blocks"))
+    needs: ClassVar[tuple[Need, ...]] = (KVCache_0_32.plan_configs, _SCHEDULERS, _DTYPE, *SPECS_0_11, *planned)
 
     def bring_in_line(self, vllm_config: Any, scheduler_config: Any) -> None:
         vllm_config.cache_config.num_gpu_blocks = scheduler_config.num_blocks
@@ -343,7 +406,13 @@ class KVCache_0_11(KVCache_0_11_1):
 
     since = (0, 11, 0)
     cache_dtype = Need("vllm.utils:get_kv_cache_torch_dtype", passes=("cache_dtype", "model_dtype"))
-    needs: ClassVar[tuple[Need, ...]] = (KVCache_0_32.plan_configs, _SCHEDULERS, cache_dtype, *SPECS_0_11)
+    needs: ClassVar[tuple[Need, ...]] = (
+        KVCache_0_32.plan_configs,
+        _SCHEDULERS,
+        cache_dtype,
+        *SPECS_0_11,
+        *KVCache_0_11_1.planned,
+    )
 
     def dtype_of_cache(self, vllm_config: Any) -> Any:
         return self.construct(
@@ -365,7 +434,13 @@ class KVCache_0_10(KVCache_0_11):
     specs: ClassVar[tuple[Need, ...]] = SPECS_0_10
     plan_one = Need(f"{_UTILS}:get_kv_cache_config", passes=("vllm_config", "kv_cache_spec", "available_memory"))
     unify = Need(f"{_UTILS}:unify_kv_cache_configs", passes=("kv_cache_configs",))
-    needs: ClassVar[tuple[Need, ...]] = (plan_one, unify, KVCache_0_11.cache_dtype, *SPECS_0_10)
+    needs: ClassVar[tuple[Need, ...]] = (
+        plan_one,
+        unify,
+        KVCache_0_11.cache_dtype,
+        *SPECS_0_10,
+        *KVCache_0_11_1.planned,
+    )
 
     def build_spec(self, kind: str, options: Mapping[str, Any]) -> Any:
         if kind == "mamba":
@@ -407,3 +482,5 @@ ADAPTERS = (
     KVCache_0_11,
     KVCache_0_10,
 )
+#: Earlier releases have all that these need as well; see ``select.in_order``.
+UNSEEN = (KVCache_0_30,)

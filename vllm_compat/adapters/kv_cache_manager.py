@@ -24,13 +24,16 @@ _BASIC = (
     Need(_SCHEDULER, reads=("kv_cache_manager",), read_only=True),
     _RESET,
     Need(f"{_MANAGER}.get_block_ids", passes=("request_id",), bound=True),
-    Need(f"{_MANAGER}.get_computed_blocks", passes=("request",), bound=True),
     Need(f"{_BLOCKS}.get_block_ids", bound=True),
     Need(_POOL, reads=("num_gpu_blocks", "null_block", "enable_caching", "cached_block_hash_to_block"), read_only=True),
     Need(f"{_POOL}.get_num_free_blocks", bound=True),
     Need(f"{_POOL}.get_usage", bound=True),
     Need("vllm.v1.core.kv_cache_utils:KVCacheBlock", reads=("block_id",), read_only=True),
 )
+
+
+def _look_up(values: int) -> Need:
+    return Need(f"{_MANAGER}.get_computed_blocks", passes=("request",), bound=True, gives=values)
 
 
 class KVCacheManager_0_26(Adapter):
@@ -44,6 +47,7 @@ class KVCacheManager_0_26(Adapter):
     since = (0, 26, 0)
     needs: ClassVar[tuple[Need, ...]] = (
         *_BASIC,
+        _look_up(3),
         Need(_MANAGER, reads=("block_pool", "log_stats", "enable_kv_cache_events"), read_only=True),
     )
     left: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -97,6 +101,7 @@ class KVCacheManager_0_24(KVCacheManager_0_26):
     since = (0, 24, 0)
     needs: ClassVar[tuple[Need, ...]] = (
         *_BASIC,
+        _look_up(2),
         Need(_MANAGER, reads=("block_pool", "log_stats", "coordinator"), read_only=True),
         Need(
             "vllm.v1.core.kv_cache_coordinator:HybridKVCacheCoordinator",
@@ -123,6 +128,7 @@ class KVCacheManager_0_10(KVCacheManager_0_24):
     since = (0, 10, 2)
     needs: ClassVar[tuple[Need, ...]] = (
         *_BASIC,
+        _look_up(2),
         Need(_MANAGER, reads=("block_pool", "log_stats"), read_only=True),
     )
 

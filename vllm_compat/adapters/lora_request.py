@@ -38,3 +38,5 @@ class LoRARequest_0_10(LoRARequest_0_14):
 
 
 ADAPTERS = (LoRARequest_0_14, LoRARequest_0_10)
+#: Earlier releases have all that these need as well; see ``select.in_order``.
+UNSEEN = (LoRARequest_0_14,)

@@ -178,3 +178,5 @@ def _is_row(value: Any) -> bool:
 
 
 ADAPTERS = (ModelRunnerOutput_0_14, ModelRunnerOutput_0_12, ModelRunnerOutput_0_11_1, ModelRunnerOutput_0_10)
+#: Earlier releases have all that these need as well; see ``select.in_order``.
+UNSEEN = (ModelRunnerOutput_0_12, ModelRunnerOutput_0_11_1)

@@ -99,3 +99,5 @@ class PoolingParams_0_10(PoolingParams_0_11_1):
 
 
 ADAPTERS = (PoolingParams_0_14, PoolingParams_0_11_1, PoolingParams_0_10)
+#: Earlier releases have all that these need as well; see ``select.in_order``.
+UNSEEN = (PoolingParams_0_14, PoolingParams_0_11_1)

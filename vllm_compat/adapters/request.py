@@ -183,3 +183,5 @@ class Request_0_10(Request_0_11_1):
 
 
 ADAPTERS = (Request_0_17, Request_0_16, Request_0_11_1, Request_0_10)
+#: Earlier releases have all that these need as well; see ``select.in_order``.
+UNSEEN = (Request_0_11_1,)

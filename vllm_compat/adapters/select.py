@@ -9,6 +9,7 @@ import threading
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from vllm_compat import releases
@@ -61,9 +62,11 @@ class Selection:
 
 def adapters_of(surface: str) -> tuple[type[Adapter], ...]:
     """All adapters of a surface, newest first."""
-    module = importlib.import_module(f"vllm_compat.adapters.{SURFACES[surface]}")
-    adapters: tuple[type[Adapter], ...] = module.ADAPTERS
-    return adapters
+    return _module(surface).ADAPTERS  # type: ignore[no-any-return]
+
+
+def _module(surface: str) -> ModuleType:
+    return importlib.import_module(f"vllm_compat.adapters.{SURFACES[surface]}")
 
 
 def misfit(adapter: type[Adapter]) -> str:
@@ -79,25 +82,46 @@ def by_number(surface: str, release: Release | None) -> type[Adapter]:
     return next((adapter for adapter in candidates if adapter.since <= release), candidates[-1])
 
 
+def in_order(surface: str, release: Release | None, *, is_dev: bool) -> list[type[Adapter]]:
+    """The adapters of a surface in the order in which they are tried on a build; the first that fits is taken.
+
+    First the one that the number names, then its neighbours in order of distance: a fork most often looks like the
+    release next to it.
+
+    A nightly is ahead of its number: 0.25.2.dev202607130930 has a part of what comes with 0.26.0, and on the way to
+    0.28.0 some have what only 0.29.0 was released with. So newer adapters are tried before the one that the number
+    names, newest first. One that earlier releases fit too (``UNSEEN`` of its module) proves nothing by fitting; of
+    these only those of the next release are tried.
+    """
+    candidates = adapters_of(surface)
+    named = by_number(surface, release)
+    at = candidates.index(named)
+    near = sorted(candidates, key=lambda adapter: abs(candidates.index(adapter) - at))
+    following = next((row.numbers for row in releases.all_releases() if release and row.numbers >= release), None)
+    if not is_dev or following is None:
+        return near
+    unseen = getattr(_module(surface), "UNSEEN", ())
+    ahead = [adapter for adapter in candidates[:at] if adapter.since <= following or adapter not in unseen]
+    return [*ahead, *(adapter for adapter in near if adapter not in ahead)]
+
+
 @functools.cache
 def _choose(surface: str) -> Selection:
     here = installed()
     _refuse_what_is_too_old(here.release)
-    candidates = adapters_of(surface)
     named = by_number(surface, here.release)
     by_release = f"vLLM {here.version}" if here.release is not None else f"vLLM {here.version!r} (release unknown)"
-    # Neighbours in order of distance: a nightly or a fork most often looks like the release next to it.
-    at = candidates.index(named)
-    order = sorted(candidates, key=lambda a: abs(candidates.index(a) - at))
     problems: dict[type[Adapter], str] = {}
-    for adapter in order:
+    for adapter in in_order(surface, here.release, is_dev=here.is_dev):
         problems[adapter] = misfit(adapter)
         if problems[adapter]:
             continue
         if adapter is named:
             reason = f"{by_release} names it and its live signatures fit"
-        else:
+        elif problems.get(named):
             reason = f"{by_release} names '{named.label()}', but {problems[named]}; this one fits"
+        else:
+            reason = f"{by_release} is ahead of its number, which names '{named.label()}'; this one fits"
         return Selection(surface, adapter, named, reason)
     raise _mismatch(surface, named, problems[named])
 

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 __all__ = ["Kind", "Parameter", "Signature", "attributes_lacking", "signature_of"]
 
@@ -44,11 +44,13 @@ class Signature:
         symbol: ``"module:attribute.path"``.
         parameters: In order, without ``self`` and without ``*args`` and ``**kwargs``.
         accepts_var_keyword: It has ``**kwargs``, so any name is accepted.
+        returns: How many values are annotated to come back together, as a tuple; 0 where nothing says so.
     """
 
     symbol: str
     parameters: tuple[Parameter, ...]
     accepts_var_keyword: bool = False
+    returns: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -101,10 +103,11 @@ def _name_of(target: Any) -> str:
 
 def _read(target: Any, symbol: str, bound: bool) -> Signature:
     try:
-        parameters = list(inspect.signature(target).parameters.values())
+        signature = inspect.signature(target)
     except (TypeError, ValueError) as error:
         msg = f"{symbol} has no signature that can be read: {error}"
         raise TypeError(msg) from error
+    parameters = list(signature.parameters.values())
     if bound and parameters and parameters[0].kind in _KINDS:
         del parameters[0]
     return Signature(
@@ -115,7 +118,14 @@ def _read(target: Any, symbol: str, bound: bool) -> Signature:
             if p.kind in _KINDS
         ),
         accepts_var_keyword=any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters),
+        returns=_values(signature.return_annotation),
     )
+
+
+def _values(annotation: Any) -> int:
+    """The length of an annotated tuple; 0 of anything else, and of an annotation that is only text."""
+    values = get_args(annotation) if get_origin(annotation) is tuple else ()
+    return 0 if ... in values else len(values)
 
 
 _read_once = functools.lru_cache(maxsize=1024)(_read)

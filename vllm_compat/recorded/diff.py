@@ -132,11 +132,11 @@ def calls(old: Call, new: Call, *, overridden: bool = False) -> Iterator[tuple[b
     if old.words != new.words:
         yield True, f"{' '.join(old.words) or 'plain'} -> {' '.join(new.words) or 'plain'}"
     if sorted(old.returns.split(" | ")) != sorted(new.returns.split(" | ")):  # the order of a union says nothing
-        other = _arity(old.returns) != _arity(new.returns) or (overridden and bool(old.returns and new.returns))
+        other = arity(old.returns) != arity(new.returns) or (overridden and bool(old.returns and new.returns))
         yield other, f"returns {old.returns or '?'} -> {new.returns or '?'}"
 
 
-def _arity(annotation: str) -> int:
+def arity(annotation: str) -> int:
     """How many values come back: the length of a tuple, also of one that may be None; 0 for None, 1 for the rest."""
     if annotation in ("", "None"):
         return 0
