@@ -51,6 +51,10 @@ def test_what_adapters_need_is_recorded_as_it_is(api: RecordedApi, need: Need) -
     except (ImportError, AttributeError):
         assert recorded is None, f"{need.symbol} is recorded, but not there"
         return
+    record = api.symbol(need.symbol)
+    if need.read_only and record is not None and record["kind"] == "enum":  # nobody calls one
+        assert record["members"] == list(resolve(need.symbol).__members__)
+        return
     assert recorded is not None, f"{need.symbol} is there, but not recorded: add it to matrix/api/targets.toml"
     assert view(live.parameters) == view(recorded.parameters)
     assert live.accepts_var_keyword is recorded.var_keyword
