@@ -59,6 +59,15 @@ def test_the_order_of_a_union_is_no_change() -> None:
     assert [] == list(diff.calls(parse("(a) -> A | B | None"), parse("(a) -> B | None | A")))
 
 
+def test_a_name_that_went_to_an_unknown_place() -> None:
+    """Where a name of the table of moves is gone, the diff says which modules define one now."""
+    record = {"module": "vllm.utils.math_utils", "kind": "function", "call": "(a, b)"}
+    old = RecordedApi("0.0.0", {}, {"utils": {"cdiv": record}})
+    new = RecordedApi("0.0.1", {}, {"utils": {"cdiv": None}}, {"cdiv": ["vllm.utils.maths"]})
+    (change,) = diff.between(old, new)
+    assert "gone (was in vllm.utils.math_utils; one of that name is in vllm.utils.maths)" == change.what
+
+
 def test_the_same_call_is_no_change() -> None:
     """Nothing is said of what stayed."""
     assert [] == list(diff.calls(parse("(a, b=, *, c) -> int"), parse("(a, b=, *, c) -> int")))

@@ -42,7 +42,7 @@ def between(old: RecordedApi, new: RecordedApi, surfaces: Iterable[str] = ()) ->
     for surface in known if not wanted else sorted(wanted):
         before, after = old.surfaces.get(surface, {}), new.surfaces.get(surface, {})
         for key in sorted(before.keys() | after.keys()):
-            found = list(_symbol(before.get(key), after.get(key), old, new))
+            found = list(_symbol(key, before.get(key), after.get(key), old, new))
             changes += [Change(surface, key + member, hard, what) for member, hard, what in found]
     return sorted(changes, key=lambda change: not change.hard)
 
@@ -50,10 +50,13 @@ def between(old: RecordedApi, new: RecordedApi, surfaces: Iterable[str] = ()) ->
 Found = tuple[str, bool, str]
 
 
-def _symbol(old: Record | None, new: Record | None, before: RecordedApi, after: RecordedApi) -> Iterator[Found]:
+def _symbol(
+    key: str, old: Record | None, new: Record | None, before: RecordedApi, after: RecordedApi
+) -> Iterator[Found]:
     if old is None or new is None:
         if old is not None:
-            yield "", True, f"gone (was in {old['module']})"
+            now = ", ".join(after.elsewhere.get(key, ()))
+            yield "", True, f"gone (was in {old['module']}{f'; one of that name is in {now}' if now else ''})"
         elif new is not None:
             yield "", False, f"new, in {new['module']}"
         return
