@@ -46,6 +46,10 @@ def test_what_adapters_need_is_recorded_as_it_is(api: RecordedApi, need: Need) -
     This is what lets the contract tests speak for releases that are not installed.
     """
     recorded = api.call(need.symbol)
+    record = api.symbol(need.symbol)
+    if record is not None and record["kind"] == "enum":  # nobody calls one
+        assert record["members"] == list(resolve(need.symbol).__members__)
+        return
     try:
         live = need.live()
     except (ImportError, AttributeError):
