@@ -106,4 +106,4 @@ def test_nightlies_run_ahead_of_their_number() -> None:
     """0.22.2.dev202606111015 has the API of 0.23.0, not of 0.22.1: a number alone would name the wrong adapter."""
     nightly = store.load("0.22.2.dev202606111015", store.NIGHTLY)
     behind, ahead = (len(diff.between(nightly, store.load(release))) for release in ("0.22.1", "0.23.0"))
-    assert ahead < 10 < behind
+    assert 4 * ahead < behind
