@@ -26,6 +26,7 @@ def numbers(release: str) -> Numbers:
     return tuple(map(int, release.split(".")))
 
 
+@functools.cache
 def window(adapter: type[Adapter]) -> list[RecordedApi]:
     """The recorded releases that name this adapter: from its ``since`` until the next newer adapter's."""
     newer = [other.since for other in adapters_of(adapter.surface) if other.since > adapter.since]

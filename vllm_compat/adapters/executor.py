@@ -29,8 +29,14 @@ def _of_executor(name: str, *passes: str) -> Need:
     return Need(f"vllm.v1.executor.abstract:Executor.{name}", passes=passes, bound=True)
 
 
+def _of_worker(name: str, *passes: str, life: str = "") -> Need:
+    """A method that workers are told to run by its name; they may be in other processes."""
+    return Need(f"vllm.v1.worker.gpu_worker:Worker.{name}", passes=passes, bound=True, life=life, if_loaded=True)
+
+
 #: What every release has.
 _BASIC = (
+    _of_worker("update_max_model_len", "max_model_len", life="0.14.0"),
     _CLEANUP,
     Need(f"{_EXECUTOR}.get_class", passes=("vllm_config",)),
     Need(_EXECUTOR, passes=("vllm_config",)),
@@ -264,6 +270,8 @@ class Executor_0_11_1(Executor_0_18):
     """
 
     since = (0, 11, 1)
+    number_of_blocks = _of_worker("initialize_cache", "num_gpu_blocks", "num_cpu_blocks")
+    needs: ClassVar[tuple[Need, ...]] = (*Executor_0_18.needs, number_of_blocks)
 
     def initialize(self, executor: Any, kv_cache_configs: Sequence[Any]) -> None:
         super().initialize(executor, kv_cache_configs)
@@ -281,6 +289,7 @@ class Executor_0_11(Executor_0_11_1):
     in_process = "vllm.v1.executor.abstract:UniProcExecutor"
     needs: ClassVar[tuple[Need, ...]] = (
         *_BASIC,
+        Executor_0_11_1.number_of_blocks,
         Need("vllm.v1.executor.abstract:UniProcExecutor", passes=("vllm_config",)),
         Need(f"{_EXECUTOR}.collective_rpc", passes=("method",), options={**_RPC, "non_block": ""}, bound=True),
         _of_executor("init_kv_output_aggregator", "finished_count"),
@@ -300,6 +309,7 @@ class Executor_0_10(Executor_0_11):
     since = (0, 10, 2)
     needs: ClassVar[tuple[Need, ...]] = (
         *_BASIC,
+        Executor_0_11_1.number_of_blocks,
         Need("vllm.v1.executor.abstract:UniProcExecutor", passes=("vllm_config",)),
         Need(f"{_EXECUTOR}.collective_rpc", passes=("method",), options=_RPC, bound=True),
     )
