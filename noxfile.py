@@ -2,6 +2,7 @@
 
 nox -s kimi     the whole pipeline on the tiny target, from conversations to a served head
 nox -s tests    all tests: without vLLM, then on real vLLM
+nox -s bench    what the factories cost beside vLLM's own constructors
 nox -s lint     ruff, mypy, import-linter, stale documents
 
 nox -s contract                 a part of the tests: adapters against every recorded release, without vLLM
@@ -101,6 +102,13 @@ def tests(session: nox.Session) -> None:
     # The first need no engine and share the cores; the second have one engine at a time.
     session.run(*pytest, "-n", "2", "tests/unit", "tests/contract", "tests/kimi", env=VLLM_ENVIRONMENT)
     session.run(*pytest, "tests/live", env=VLLM_ENVIRONMENT)
+
+
+@nox.session(python=PYTHON)
+def bench(session: nox.Session) -> None:
+    """How much the factories add to vLLM's own constructors: `nox -s bench -- --only request`, `-- --write`."""
+    install_vllm(session, "kimi,test")
+    session.run("python", "matrix/bench.py", *session.posargs, env=VLLM_ENVIRONMENT)
 
 
 @nox.session(python=PYTHON)

@@ -56,7 +56,7 @@ def kimi(summary: Path) -> tuple[str, dict[str, Any]]:
         )
     engine, _, distribution = manifests[-1].versions["vllm"].partition(" ")
     return "kimi-tiny", {
-        **_made(min(made.started for made in manifests), max(made.finished for made in manifests)),
+        **provenance(min(made.started for made in manifests), max(made.finished for made in manifests)),
         "release": engine,
         "distribution": distribution.strip("()"),
         "command": "vllm-compat kimi run --preset tiny",
@@ -86,7 +86,7 @@ def boundaries(junit: Path) -> tuple[str, dict[str, Any]]:
     here = installed()
     began = suites[0].get("timestamp", "")
     return f"boundaries-{here.version}", {
-        **_made(began, began),
+        **provenance(began, began),
         "release": here.version,
         "distribution": here.distribution,
         "command": "nox -s tests -- tests/live/test_capture_models.py",
@@ -97,7 +97,7 @@ def boundaries(junit: Path) -> tuple[str, dict[str, Any]]:
     }
 
 
-def _made(began: str, ended: str) -> dict[str, Any]:
+def provenance(began: str, ended: str) -> dict[str, Any]:
     """When, on what, and with which code: the newest commit at the time the run began."""
     rev = ["git", "-C", str(ROOT), "rev-list", "-1", f"--before={began}", "HEAD"]
     commit = subprocess.run(rev, capture_output=True, text=True, check=True).stdout.strip()
@@ -126,8 +126,8 @@ def _tolerance() -> dict[str, float]:
     tree = ast.parse((ROOT / "tests" / "live" / "states.py").read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "TOLERANCE":
-            made: dict[str, float] = ast.literal_eval(node.value)
-            return made
+            tolerance: dict[str, float] = ast.literal_eval(node.value)
+            return tolerance
     raise DataError("the tolerances of the capture tests", needed="TOLERANCE = {…} in tests/live/states.py")
 
 

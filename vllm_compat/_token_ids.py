@@ -24,13 +24,13 @@ def plain_token_ids(request_id: str | None, token_ids: Iterable[Any]) -> list[in
     Raises:
         VllmCompatError: It is no sequence, or one of the ids is no integer (bool is one by accident) or negative.
     """
+    plain = _all_plain(token_ids) if isinstance(token_ids, (list, tuple)) else None
+    if plain is not None:
+        return plain
     asked = "a prompt" if request_id is None else f"prompt of request {request_id!r}"
     needed, advice = "token ids: integers from 0 on", "tokenise the prompt first"
     if isinstance(token_ids, (str, bytes)) or not hasattr(token_ids, "__iter__"):
         raise VllmCompatError(asked, needed=needed, found=repr(token_ids), advice=advice)
-    plain = _all_plain(token_ids) if isinstance(token_ids, (list, tuple)) else None
-    if plain is not None:
-        return plain
     ids: list[int] = []
     for token in token_ids:
         try:
@@ -53,14 +53,16 @@ def _all_plain(token_ids: list[Any] | tuple[Any, ...]) -> list[int] | None:
     import msgspec
 
     try:
-        ids: list[int] = msgspec.convert(token_ids, _type())
+        converted: list[int] = msgspec.convert((token_ids,), _plain_prompt()).ids
     except msgspec.ValidationError:
         return None
-    return ids
+    return converted
 
 
 @functools.cache
-def _type() -> Any:
+def _plain_prompt() -> Any:
+    # A struct, because msgspec keeps what it makes of a struct's types; a bare list type it would read on every call.
     import msgspec
 
-    return list[Annotated[int, msgspec.Meta(ge=0)]]
+    fields = [("ids", list[Annotated[int, msgspec.Meta(ge=0)]])]
+    return msgspec.defstruct("PlainPrompt", fields, array_like=True)

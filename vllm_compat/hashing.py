@@ -8,6 +8,7 @@ from 0.33, a cache that silently never hits. Here the order is kept: NONE_HASH f
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -42,18 +43,18 @@ def ensure_none_hash(hash_algo: str = "sha256") -> None:
     global _initialised
     hashing = adapter("block_hashing")
     with _lock:
-        function = hashing.hash_function(hash_algo)
         standing = hashing.none_hash()
+        if standing is not None and _initialised == (hash_algo, standing):
+            return
+        function = hashing.hash_function(hash_algo)
         if standing is None:
             hashing.init_none_hash(function)
             _initialised = hash_algo, hashing.none_hash()
             return
         by = "another function, by vLLM itself"
         if _initialised is not None and _initialised[1] == standing:
-            # Ours, so we know more than the bytes may tell.
+            # Ours, so we know more than the bytes may tell: another function than the one asked for.
             by = _initialised[0]
-            if by == hash_algo:
-                return
         elif hashing.made_by(function):
             return
         raise HashFunctionMismatch(
@@ -102,3 +103,22 @@ def make_block_hasher(
     ensure_none_hash(hash_algo)
     hasher: BlockHasher = hashing.make_hasher(block_size, hashing.hash_function(hash_algo), hashing.lookahead(config))
     return hasher
+
+
+#: Scheduler -> name of the hash function, and the hasher.
+_hashers: weakref.WeakKeyDictionary[Any, tuple[str, BlockHasher]] = weakref.WeakKeyDictionary()
+
+
+def hasher_of_scheduler(scheduler: Any) -> BlockHasher:
+    """``make_block_hasher`` of a scheduler's configs, made once: its block sizes are settled when it is made."""
+    try:
+        kept = _hashers.get(scheduler)
+    except TypeError:  # an object that stands in for one, without a hash or weak references
+        return make_block_hasher(scheduler.vllm_config, scheduler.kv_cache_config)
+    if kept is None:
+        config = scheduler.vllm_config
+        hasher = make_block_hasher(config, scheduler.kv_cache_config)
+        _hashers[scheduler] = adapter("block_hashing").cache_config(config).prefix_caching_hash_algo, hasher
+        return hasher
+    ensure_none_hash(kept[0])
+    return kept[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -22,11 +23,17 @@ def resolve(symbol: str) -> Any:
     Raises:
         ImportError: the module is not there. AttributeError: the module has no such name.
     """
-    module, _, path = symbol.partition(":")
+    module, path = _split(symbol)
     value: Any = sys.modules.get(module) or importlib.import_module(module)
-    for name in path.split("."):
+    for name in path:
         value = getattr(value, name)
     return value
+
+
+@functools.cache
+def _split(symbol: str) -> tuple[str, list[str]]:
+    module, _, path = symbol.partition(":")
+    return module, path.split(".")
 
 
 def resolve_or_refuse(need: Need) -> Any:

@@ -9,7 +9,7 @@ from vllm_compat._unset import UNSET
 from vllm_compat.adapters.base import Adapter, Need
 from vllm_compat.errors import VllmCompatError
 
-_PARAMS = "vllm:PoolingParams"
+_PARAMS = "vllm.pooling_params:PoolingParams"
 #: Names that one option has had: whether the result is activated or normalised.
 _ACTIVATION = ("use_activation", "normalize", "activation", "softmax")
 _OPTIONS = {
@@ -38,6 +38,8 @@ class PoolingParams_0_14(Adapter):
     left: ClassVar[Mapping[str, tuple[str, ...]]] = {"PoolingParams": ("normalize", "activation", "softmax")}
 
     def build(self, options: Mapping[str, Any]) -> Any:
+        if options.keys().isdisjoint(_ACTIVATION):
+            return self.construct(self.params, options)
         asked = {name: options[name] for name in _ACTIVATION if options.get(name, UNSET) is not UNSET}
         given = {name: value for name, value in options.items() if name not in _ACTIVATION}
         if len(asked) > 1:

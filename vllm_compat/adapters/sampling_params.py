@@ -68,7 +68,7 @@ class SamplingParams_0_11(Adapter):
 
     surface = "sampling_params"
     since = (0, 11, 0)
-    params = Need("vllm:SamplingParams", options={**_OPTIONS, "structured_outputs": ""})
+    params = Need("vllm.sampling_params:SamplingParams", options={**_OPTIONS, "structured_outputs": ""})
     structured = Need(
         "vllm.sampling_params:StructuredOutputsParams",
         options={
@@ -93,7 +93,9 @@ class SamplingParams_0_11(Adapter):
     structured_name = "structured_outputs"
 
     def build(self, options: Mapping[str, Any]) -> Any:
-        given = {name: value for name, value in options.items() if value is not UNSET and name not in _STRUCTURED}
+        if options.keys().isdisjoint(_STRUCTURED):
+            return self.construct(self.params, options)
+        given = {name: value for name, value in options.items() if name not in _STRUCTURED}
         asked = {name: options[name] for name in _STRUCTURED if options.get(name, UNSET) is not UNSET}
         if len(asked) > 1:
             raise VllmCompatError(
@@ -145,7 +147,7 @@ class SamplingParams_0_10(SamplingParams_0_11):
         "vllm.sampling_params:GuidedDecodingParams",
         options=SamplingParams_0_11.structured.options,
     )
-    params = Need("vllm:SamplingParams", options={**_OPTIONS, "guided_decoding": ""})
+    params = Need("vllm.sampling_params:SamplingParams", options={**_OPTIONS, "guided_decoding": ""})
     needs: ClassVar[tuple[Need, ...]] = (params, structured)
     left: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "SamplingParams": _OLD_PRIVATE,

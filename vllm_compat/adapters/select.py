@@ -59,6 +59,11 @@ class Selection:
     named: type[Adapter]
     reason: str
 
+    @functools.cached_property
+    def instance(self) -> Adapter:
+        """Adapters hold no state, so one is enough."""
+        return self.adapter()
+
 
 def adapters_of(surface: str) -> tuple[type[Adapter], ...]:
     """All adapters of a surface, newest first."""
@@ -175,7 +180,7 @@ def adapter(surface: str) -> Any:
     with _lock:
         chosen = _choose(surface)
         _say_if_unverified(chosen)
-    return chosen.adapter()
+    return chosen.instance
 
 
 _said = False

@@ -9,7 +9,7 @@ from vllm_compat._token_ids import plain_token_ids
 from vllm_compat._unset import UNSET
 from vllm_compat.adapters.select import adapter
 from vllm_compat.factories._checks import check_params
-from vllm_compat.hashing import make_block_hasher
+from vllm_compat.hashing import hasher_of_scheduler, make_block_hasher
 
 __all__ = ["make_request"]
 
@@ -67,10 +67,11 @@ def make_request(
             non-negative integer.
     """
     check_params(request_id, sampling_params, pooling_params)
-    if scheduler is not None:
-        vllm_config, kv_cache_config = scheduler.vllm_config, scheduler.kv_cache_config
     if block_hasher is UNSET:
-        block_hasher = make_block_hasher(vllm_config, kv_cache_config)
+        if scheduler is not None:
+            block_hasher = hasher_of_scheduler(scheduler)
+        else:
+            block_hasher = make_block_hasher(vllm_config, kv_cache_config)
     return adapter("request").build(
         {
             "request_id": request_id,

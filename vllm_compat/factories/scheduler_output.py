@@ -170,8 +170,8 @@ def make_scheduler_output(
     if scheduled_cached_reqs is None:
         scheduled_cached_reqs = make_cached_request_data({}, num_output_tokens={})
     request_ids = [new.req_id for new in scheduled_new_reqs] + list(scheduled_cached_reqs.req_ids)
-    twice = [request_id for request_id, count in Counter(request_ids).items() if count > 1]
-    if twice:
+    if len({*request_ids}) != len(request_ids):
+        twice = [request_id for request_id, count in Counter(request_ids).items() if count > 1]
         raise VllmCompatError(
             asked,
             needed="every request once, as a new or as a cached one",
@@ -245,8 +245,8 @@ def _block_ids(request_id: str, block_ids: Any) -> tuple[list[int], ...]:
 
 
 def _same_requests(asked: str, name: str, given: Collection[str], request_ids: Collection[str]) -> None:
-    missing = [repr(request_id) for request_id in request_ids if request_id not in given]
-    if missing:
+    if not {*given}.issuperset(request_ids):
+        missing = [repr(request_id) for request_id in request_ids if request_id not in given]
         raise VllmCompatError(
             asked,
             needed=f"{name} of every request",
@@ -258,6 +258,8 @@ def _same_requests(asked: str, name: str, given: Collection[str], request_ids: C
 
 def _known_requests(asked: str, name: str, given: Iterable[str], request_ids: Collection[str]) -> None:
     known = {*request_ids}
+    if known.issuperset(given):
+        return
     unknown = [repr(request_id) for request_id in given if request_id not in known]
     if unknown:
         raise VllmCompatError(
