@@ -313,6 +313,32 @@ def _worst(runner: Mapping[str, Any], way: str) -> str:
     return ""
 
 
+def bench(results: Results) -> str:
+    """What the factories cost, of the newest release that was measured."""
+    result = results.by_release("bench-")[0]
+    parts = []
+    for whole, title in (
+        (True, "Beside what vLLM's engine does to get the same object:"),
+        (
+            False,
+            "Beside a bare constructor, which looks at nothing and may be one call of C:",
+        ),
+    ):
+        rows = [
+            (
+                f"`{row['factory']}`",
+                row["compared_with"],
+                f"{row['native_microseconds']:,.1f}",
+                f"{row['microseconds']:,.1f}",
+                f"{row['ratio']:.2f}",
+            )
+            for row in result["numbers"]
+            if row["whole"] is whole
+        ]
+        parts.append(f"{title}\n\n{_table(('factory', 'beside', 'vLLM µs', 'ours µs', 'ratio'), rows)}")
+    return "\n\n".join((*parts, _source(result)))
+
+
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "support": support,
     "all-releases": all_releases,
@@ -326,6 +352,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "kimi-tiny": kimi_tiny,
     "boundaries": boundaries,
     "device": device,
+    "bench": bench,
     "moved": lambda _: api_blocks.moved(),
     "plugin-changes": lambda _: api_blocks.plugin_changes(),
 }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 from typing import Any
 
 import pytest
 from conftest import run_script
-from here import RELEASE, by_release
+from here import BLOCK_SIZE, RELEASE, by_release
 from vllm import SamplingParams
 
 import vllm_compat as vc
@@ -53,6 +55,30 @@ def test_hasher_follows_the_schedulers_block_size(scheduler_config: Any) -> None
     for length in (0, 1, scheduler.block_size - 1, scheduler.block_size, 3 * scheduler.block_size):
         request = vc.make_request(f"r{length}", list(range(length)), params, scheduler=scheduler)
         assert length // scheduler.block_size == len(request.block_hashes)
+
+
+def test_a_scheduler_keeps_its_hasher(tiny_llama: str) -> None:
+    """One per scheduler, made once, gone with it; another scheduler's requests are hashed at its own block size."""
+    params = vc.make_sampling_params(max_tokens=1)
+    schedulers = []
+    for factor in (1, 2):
+        config = vc.make_vllm_config(
+            model=tiny_llama,
+            dtype="float32",
+            enforce_eager=True,
+            max_model_len=256,
+            block_size=BLOCK_SIZE * factor,
+            enable_prefix_caching=True,
+        )
+        schedulers.append(_scheduler(config))
+    requests = [vc.make_request("r", range(4 * BLOCK_SIZE), params, scheduler=s) for s in (*schedulers, schedulers[0])]
+    assert [4, 2, 4] == [len(request.block_hashes) for request in requests]
+    hashers = [vc.read_request(request)["block_hasher"] for request in requests]
+    assert hashers[0] is hashers[2] is not hashers[1]
+    kept = [weakref.ref(scheduler) for scheduler in schedulers]
+    del schedulers, requests, hashers
+    gc.collect()
+    assert [None, None] == [scheduler() for scheduler in kept]
 
 
 @pytest.mark.parametrize("case", ["bare_request", "no_none_hash", "make_request"])

@@ -244,3 +244,20 @@ def test_attributes_are_found_without_an_instance(cls: type, there: list[str], l
     """Fields, properties and what methods set, inherited or behind a wrapper; not what is only passed or read."""
     assert lacking == attributes_lacking(cls, [*there, *lacking])
     assert [] == attributes_lacking(cls, there)
+
+
+def test_a_signature_is_read_once() -> None:
+    """Of a class, a function and a method, whichever instance it is reached through; each keeps its own."""
+
+    class One:
+        def method(self, a: int) -> None: ...
+
+    class Other:
+        def method(self, b: int) -> None: ...
+
+    assert signature_of(Plain) is signature_of(Plain)
+    assert signature_of(function) is signature_of(function)
+    assert signature_of(One().method) is signature_of(One().method)
+    assert (("a",), ("b",)) == (signature_of(One().method).names, signature_of(Other().method).names)
+    assert (("self", "a"), ("a",)) == (signature_of(One.method).names, signature_of(One.method, bound=True).names)
+    assert "name" == signature_of(Plain, symbol="name").symbol != signature_of(Plain).symbol
