@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, ClassVar, NoReturn
 
 from vllm_compat._unset import UNSET
@@ -28,6 +29,10 @@ def resolve(symbol: str) -> Any:
     for name in path:
         value = getattr(value, name)
     return value
+
+
+#: Class or function -> names that it takes by keyword, None when any; kept, because it is asked for on every call.
+_keywords: dict[Any, frozenset[str] | None] = {}
 
 
 @functools.cache
@@ -160,10 +165,16 @@ class Adapter:
     @staticmethod
     def construct_class(need: Need, target: Callable[..., Any], options: Mapping[str, Any]) -> Any:
         """As ``construct``, for a callable that stands in for the one ``need`` names (a subclass, a bound method)."""
-        live = signature_of(target, symbol=need.symbol)
         given = {name: value for name, value in options.items() if value is not UNSET}
-        if not (live.accepts_var_keyword or given.keys() <= live.keywords):
-            refuse(need, next(name for name in given if name not in live.keywords))
+        if target not in _keywords:
+            live = signature_of(target, symbol=need.symbol)
+            keywords = None if live.accepts_var_keyword else live.keywords
+            if isinstance(target, (type, FunctionType)):
+                _keywords[target] = keywords
+        else:
+            keywords = _keywords[target]
+        if keywords is not None and not given.keys() <= keywords:
+            refuse(need, next(name for name in given if name not in keywords))
         return target(**given)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -15,6 +16,12 @@ _OPTIONS = {"mm_registry": "", "include_finished_set": "", "log_stats": ""}
 _FINISH = Need(f"{_SYNC}.finish_requests", passes=("request_ids", "finished_status"), bound=True)
 _UPDATE = Need(f"{_SYNC}.update_from_output", passes=("scheduler_output", "model_runner_output"), bound=True)
 _GET_CLASS = Need("vllm.config:SchedulerConfig.get_scheduler_cls", bound=True)
+
+
+@functools.lru_cache(maxsize=16)
+def _need_of(cls: type, passes: tuple[str, ...]) -> Need:
+    """A scheduler class takes what vLLM's does, under its own name in messages."""
+    return Need(f"{cls.__module__}:{cls.__qualname__}", passes=passes, options=_OPTIONS)
 
 
 class Scheduler_0_20(Adapter):
@@ -61,10 +68,15 @@ class Scheduler_0_20(Adapter):
 
     def build(self, cls: type, options: Mapping[str, Any]) -> Any:
         """A scheduler of class ``cls``. ``options`` have both block sizes, of which older releases take one or none."""
-        name = f"{cls.__module__}:{cls.__qualname__}"
-        need = Need(name, passes=self.scheduler.passes, options=self.scheduler.options)
-        sizes = {"block_size", "hash_block_size"} - {*self.scheduler.passes}
-        return self.construct_class(need, cls, {n: value for n, value in options.items() if n not in sizes})
+        need = _need_of(cls, self.scheduler.passes)
+        if self.untaken:
+            options = {name: value for name, value in options.items() if name not in self.untaken}
+        return self.construct_class(need, cls, options)
+
+    @functools.cached_property
+    def untaken(self) -> frozenset[str]:
+        """Block sizes that this release's schedulers do not take."""
+        return frozenset({"block_size", "hash_block_size"} - {*self.scheduler.passes})
 
     def finish_requests(self, scheduler: Any, request_ids: Sequence[str], status: str) -> None:
         """Finish requests from outside; ``status`` is a name of RequestStatus (its integers move between releases)."""

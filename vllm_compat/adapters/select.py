@@ -179,7 +179,8 @@ def adapter(surface: str) -> Any:
     """
     with _lock:
         chosen = _choose(surface)
-        _say_if_unverified(chosen)
+        if not _said:
+            _say_if_unverified(chosen)
     return chosen.instance
 
 
@@ -188,8 +189,6 @@ _said = False
 
 def _say_if_unverified(chosen: Selection) -> None:
     global _said
-    if _said:
-        return
     _said = True
     here = installed()
     why = releases.unverified(here.release, is_dev=here.is_dev)

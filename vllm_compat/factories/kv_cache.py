@@ -142,4 +142,5 @@ def plan(
     try:
         return planner.plan(vllm_config, workers, memory)  # type: ignore[no-any-return]
     finally:
-        cache.num_gpu_blocks_override = before
+        if num_blocks is not None:
+            cache.num_gpu_blocks_override = before
