@@ -3,8 +3,8 @@
     nox -s bench                    print them
     nox -s bench -- --write         and write matrix/results/bench-<release>.json; render.py makes the table of it
 
-Both sides run in turn, in short blocks, with the garbage collector off, and the clock is the thread's processor time, so
-what else the machine does weighs little. The ratio is the median of the blocks' ratios. Times are medians too, and only
+Both sides run in turn, in short blocks, with the garbage collector off; the clock is the thread's processor time, so what
+else the machine does weighs little. The ratio is the median of the blocks' ratios. Times are medians too, and only
 of this machine.
 """
 
