@@ -37,7 +37,9 @@ GOOD = [
 BAD = ([1, -1], [1, True], [1, 2.0], [1, "2"], [1, None], [[1]], "12", b"12", 5, None, [1, [2]], (False,))
 
 
-@pytest.mark.parametrize(("given", "expected"), GOOD, ids=repr)
+@pytest.mark.parametrize(
+    ("given", "expected"), GOOD, ids=[f"{type(given).__name__}-{expected}" for given, expected in GOOD]
+)
 def test_integers(given: object, expected: list[int]) -> None:
     """Of the type int exactly, in a list of their own."""
     made = plain_token_ids("r", given)  # type: ignore[arg-type]
