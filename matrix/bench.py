@@ -3,9 +3,9 @@
     nox -s bench                    print them
     nox -s bench -- --write         and write matrix/results/bench-<release>.json; render.py makes the table of it
 
-Both sides run in turn, in short blocks, with the garbage collector off. The clock is the thread's processor time, so what
-else the machine does weighs little. The ratio is the median of the blocks' ratios; times are medians too, and only of this
-machine.
+Both sides run in turn, in short blocks, with the garbage collector off. The clock is the thread's processor time, so
+what else the machine does weighs little. The ratio is the median of the blocks' ratios; times are medians too, and
+only of this machine.
 """
 
 from __future__ import annotations
