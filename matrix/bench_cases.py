@@ -21,6 +21,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 import vllm_compat as vc
 from vllm_compat.adapters.select import adapter
@@ -107,9 +108,17 @@ def _requests(config: Any, kv_config: Any, scheduler: Any) -> Iterator[Pair]:
         lambda: Request.from_engine_core_request(core_request, hasher),
         whole=True,
     )
+    message, decoder = MsgpackEncoder().encode(core_request), MsgpackDecoder(EngineCoreRequest)
+    yield Pair(
+        "make_request(scheduler=…)",
+        "the same, decoded from the wire first, which looks at the tokens: what EngineCoreProc does",
+        lambda: vc.make_request("r", PROMPT, PARAMS, scheduler=scheduler),
+        lambda: Request.from_engine_core_request(decoder.decode(message), hasher),
+        whole=True,
+    )
     yield Pair(
         "request_from_engine_core_request",
-        "the same",
+        "what EngineCore does, as above",
         lambda: vc.request_from_engine_core_request(core_request, scheduler=scheduler),
         lambda: Request.from_engine_core_request(core_request, hasher),
         whole=True,

@@ -112,6 +112,34 @@ def test_the_cores_request(scheduler_config: Any) -> None:
     assert [] == vc.request_from_engine_core_request(core, block_hasher=None).block_hashes
 
 
+def test_multimodal_features(scheduler_config: Any) -> None:
+    """They go over the wire and into the block hashes: the same tokens over another image share no block with it."""
+    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+    scheduler = _scheduler(scheduler_config)
+    params = vc.make_sampling_params(max_tokens=4)
+    hashes = []
+    for identifier in ("cat", "dog", "cat"):
+        place = PlaceholderRange(offset=4, length=40)
+        feature = MultiModalFeatureSpec(data=None, modality="image", identifier=identifier, mm_position=place)
+        core = vc.make_engine_core_request("r", [9] * 80, params, mm_features=[feature], arrival_time=1.5)
+        arrived = MsgpackDecoder(EngineCoreRequest).decode(MsgpackEncoder().encode(core))
+        assert [] == differences(core, arrived)
+        request = vc.request_from_engine_core_request(arrived, scheduler=scheduler)
+        direct = vc.make_request("r", [9] * 80, params, mm_features=[feature], scheduler=scheduler)
+        assert request.block_hashes == direct.block_hashes
+        hashes.append(request.block_hashes)
+        new = vc.make_new_request_data("r", [9] * 80, params, block_ids=([1, 2, 3],), mm_features=[feature])
+        assert [identifier] == by_release(
+            ("0", getattr(new, "mm_hashes", None)),
+            ("0.11.0", [held.identifier for held in getattr(new, "mm_features", ())]),
+        )
+    assert hashes[0] == hashes[2]
+    assert not {*hashes[0]} & {*hashes[1]}
+
+
 @pytest.mark.parametrize(("ignore", "expected"), [(False, 1), (True, 3)])
 def test_it_ends_at_its_eos(scheduler_config: Any, ignore: bool, expected: int) -> None:
     """In vLLM's scheduler, wherever the release keeps the id; ``ignore_eos`` goes past it."""
