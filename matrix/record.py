@@ -1,29 +1,28 @@
 """Write down what a run measured, in ``results/``; ``render.py`` makes the tables of it.
 
     python matrix/record.py kimi runs/tiny/summary.json
-    python matrix/record.py boundaries boundaries.xml
+    python matrix/record.py live live.xml      (nox -s live does this)
 
-Run it on the machine that measured, with the Python that has its vLLM. The second file is what this leaves::
-
-    nox -s tests -- tests/live/test_capture_models.py --junitxml=boundaries.xml
+Run it on the machine that measured, with the Python that has its vLLM.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
+
+from cells import results
+from cells.recipe import recipe, rows
 
 from vllm_compat import DataError, VllmCompatError, installed
 from vllm_compat.kimi.config import Config, load_config
@@ -31,9 +30,6 @@ from vllm_compat.kimi.manifest import STAGES, read_manifest
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "matrix" / "results"
-
-_TEST = re.compile(r"test_every_boundary_equals_transformers\[(?P<model>.+)-(?P<dtype>[a-z]+\d+)\]")
-_PROPERTY = "relative_error_per_boundary"
 
 
 def kimi(summary: Path) -> tuple[str, dict[str, Any]]:
@@ -64,36 +60,21 @@ def kimi(summary: Path) -> tuple[str, dict[str, Any]]:
     }
 
 
-def boundaries(junit: Path) -> tuple[str, dict[str, Any]]:
-    """The result of tests/live/test_capture_models.py from its junit file; DataError when a test did not pass."""
-    suites = list(ElementTree.parse(junit).getroot().iter("testsuite"))  # noqa: S314 - a file that pytest wrote here
-    errors: dict[str, dict[str, list[float]]] = {}
-    for case in (case for suite in suites for case in suite.iter("testcase")):
-        if any(case.find(outcome) is not None for outcome in ("failure", "error", "skipped")):
-            raise DataError(f"recording {junit}", needed="tests that pass", found=f"{case.get('name')} did not")
-        test = _TEST.fullmatch(case.get("name", ""))
-        for item in case.iter("property"):
-            if test is not None and item.get("name") == _PROPERTY:
-                listed = ast.literal_eval(item.get("value", ""))
-                errors.setdefault(test["model"], {})[test["dtype"]] = [float(error) for error in listed]
-    if not errors:
-        raise DataError(
-            f"recording {junit}",
-            needed=f"tests with the property {_PROPERTY}",
-            found="none",
-            advice="make it with the command at the head of matrix/record.py",
-        )
+def live(junit: Path) -> tuple[str, dict[str, Any]]:
+    """The result of the live tests on the installed release, from their junit file; failures are told as such."""
     here = installed()
-    began = suites[0].get("timestamp", "")
-    return f"boundaries-{here.version}", {
+    began = results.began(junit)
+    known = ".".join(map(str, here.release or ()))
+    release = known if known in rows() else here.version
+    kernels = recipe(release).borrows if release in rows() else ""
+    return f"live/{release}", {
         **provenance(began, began),
-        "release": here.version,
-        "distribution": here.distribution,
-        "command": "nox -s tests -- tests/live/test_capture_models.py",
-        "numbers": {
-            "tolerance": _tolerance(),
-            "relative_error": {model: dict(sorted(errors[model].items())) for model in sorted(errors)},
-        },
+        "release": release,
+        "distribution": f"{here.distribution} {here.version}",
+        "kernels": f"native kernels of {kernels}" if kernels else "native kernels",
+        "torch": metadata.version("torch"),
+        "command": f'nox -s "live({release})"' if release in rows() else "nox -s live-nightly",
+        "numbers": results.read(junit),
     }
 
 
@@ -121,32 +102,25 @@ def _differences(run: Config, preset: Config) -> list[str]:
     return found
 
 
-def _tolerance() -> dict[str, float]:
-    """What the tests allow, read from their source: importing it would import torch."""
-    tree = ast.parse((ROOT / "tests" / "live" / "states.py").read_text(encoding="utf-8"))
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "TOLERANCE":
-            tolerance: dict[str, float] = ast.literal_eval(node.value)
-            return tolerance
-    raise DataError("the tolerances of the capture tests", needed="TOLERANCE = {…} in tests/live/states.py")
-
-
 def main(arguments: list[str]) -> int:
-    """Write one results file; 1 when there is nothing that may be recorded."""
+    """Write one results file; 1 when nothing may be recorded, or a live test failed (which is recorded)."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("what", choices=("kimi", "boundaries"))
+    parser.add_argument("what", choices=("kimi", "live"))
     parser.add_argument("file", type=Path, help="summary.json of a run, or a junit file")
     given = parser.parse_args(arguments)
     try:
-        name, result = {"kimi": kimi, "boundaries": boundaries}[given.what](given.file)
+        name, result = {"kimi": kimi, "live": live}[given.what](given.file)
     except (VllmCompatError, OSError) as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 1
     path = RESULTS / f"{name}.json"
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(exist_ok=True, parents=True)
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"{path.relative_to(ROOT)}: now run `python matrix/render.py`")
-    return 0
+    failed = result["numbers"].get("counts", {}).get("failed", 0)
+    if failed:
+        sys.stderr.write(f"{failed} live tests failed on vLLM {result['release']}\n")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ from typing import Any
 import add_release
 import fit
 import new_row
-import pins
 import pytest
 from api_record import writing
 from api_record.index import File, IndexUnreachable, stable
 from api_record.wheel import NoSuchWheel, Wheel
+from cells import pins, recipe
 from packaging.version import Version
 
 from vllm_compat.recorded import store
@@ -95,7 +95,7 @@ class Place:
         patch.setattr(add_release, "ROOT", root)
         patch.setattr(add_release, "RELEASES", self.table)
         patch.setattr(writing, "FOLDER", root)
-        patch.setattr(pins, "FOLDER", root)
+        patch.setattr(recipe, "CONSTRAINTS", root)
         patch.setattr(pins, "resolve", lambda *_: "a==1\n")
         patch.setattr(add_release.index, "files", lambda name: [file(name.replace("-", "_"), "0.99.0")])
         patch.setattr(add_release, "_metadata", metadata)

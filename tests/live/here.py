@@ -27,3 +27,36 @@ BLOCK_SIZE = by_release(("0", 16), ("0.12.0", 32))
 def hash_functions() -> Any:
     """The module with vLLM's sha256 and sha256_cbor."""
     return importlib.import_module(by_release(("0", "vllm.utils"), ("0.11.1", "vllm.utils.hashing")))
+
+
+#: Engine arguments that keep the worker in this process: from 0.20.0 to 0.22.1 the CPU platform turns "uni" into "mp".
+IN_PROCESS = by_release(
+    ("0", {}),
+    ("0.20.0", {"distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor"}),
+    ("0.23.0", {}),
+)
+
+#: Whether the CPU backend has MLA, or ``VLLM_MLA_DISABLE=1`` has to be set.
+CPU_MLA = RELEASE >= (0, 29)
+
+#: Whether the CPU runner knows speculation at all.
+SPECULATES = RELEASE >= (0, 20)
+NO_SPECULATION = "up to 0.19 the CPU runner refuses speculative decoding"
+
+#: Whether the CPU runner serves an EAGLE-3 head. Up to 0.19 it asserts that there is no speculation; 0.20, 0.21, 0.24
+#: and 0.30 have it only in parts.
+SERVES_HEADS = RELEASE >= (0, 22) and RELEASE not in ((0, 24, 0), (0, 30, 0))
+NO_HEADS = "the CPU runner of this release does not serve EAGLE-3 heads"
+
+#: Kimi-K2.5 loads as it is; before, it wants remote code for its image processor.
+KIMI_K25 = RELEASE >= (0, 25)
+NO_KIMI_K25 = "up to 0.24 Kimi-K2.5 needs remote code of the checkpoint"
+
+
+def structured_outputs(**constraint: Any) -> dict[str, Any]:
+    """The option of SamplingParams that asks for structured output: ``choice``, ``regex`` or ``json``."""
+    import vllm.sampling_params as module
+
+    if RELEASE < (0, 11):
+        return {"guided_decoding": module.GuidedDecodingParams(**constraint)}
+    return {"structured_outputs": module.StructuredOutputsParams(**constraint)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from here import IN_PROCESS
 
 import vllm_compat as vc
 
@@ -44,6 +45,7 @@ def open_loop(model: str, dtype: str = "float32", num_blocks: int | None = None,
         "max_model_len": 512,
         "max_num_seqs": 4,
         "enable_prefix_caching": False,
+        **({} if "tensor_parallel_size" in options else IN_PROCESS),
         **options,
     }
     return vc.EngineLoop(vc.make_vllm_config(**arguments), num_blocks=num_blocks)

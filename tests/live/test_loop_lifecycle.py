@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from here import NO_SPECULATION, SPECULATES
 from states import open_loop
 from test_engine_loop import Failing
 
@@ -46,6 +47,7 @@ def test_a_loop_that_cannot_be_made_frees_the_process(tiny_llama: str, prompts: 
         assert len(list(loop.generate([prompts[0][:20]], params))) == 1
 
 
+@pytest.mark.skipif(not SPECULATES, reason=NO_SPECULATION)
 def test_drafts_need_the_scheduler_that_the_config_means(tiny_llama: str) -> None:
     """The other kind would never be handed a draft: speculation would silently not happen."""
     config = vc.make_vllm_config(
@@ -60,6 +62,7 @@ def test_drafts_need_the_scheduler_that_the_config_means(tiny_llama: str) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:(.|\n)*reflected list")  # numba about vLLM's n-gram proposer
+@pytest.mark.skipif(not SPECULATES, reason=NO_SPECULATION)
 def test_capture_with_drafts(tiny_llama: str, prompts: list[list[int]]) -> None:
     """Rows of rejected drafts are replaced: states are those of plain decoding, and so are the tokens."""
     params = vc.make_sampling_params(temperature=0.0, max_tokens=40, ignore_eos=True)

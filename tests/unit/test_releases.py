@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,6 +20,16 @@ EVERY_RELEASE = """
     0.19.0 0.19.1 0.20.0 0.20.1 0.20.2 0.21.0 0.22.0 0.22.1 0.23.0 0.24.0 0.25.0 0.25.1 0.26.0 0.27.0 0.27.1
     0.28.0 0.29.0 0.30.0 0.31.0 0.32.0 0.33.0
 """.split()
+
+
+def test_live_is_what_a_run_has_shown():
+    """A release is called live when the live tests ran on it and none failed, and only then."""
+    shown = set()
+    for path in (Path(__file__).parents[2] / "matrix" / "results" / "live").glob("*.json"):
+        if not json.loads(path.read_text(encoding="utf-8"))["numbers"]["counts"].get("failed"):
+            shown.add(path.stem)
+
+    assert shown == {row.version for row in releases.all_releases() if row.status == "live"}
 
 
 def test_the_table_is_complete_and_in_order():

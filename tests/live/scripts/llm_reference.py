@@ -1,37 +1,48 @@
 """Run ``vllm.LLM`` on the cases of a JSON file and print what it generated, as JSON on the last line.
 
 Each case: engine (LLM arguments), prompts (token ids), params (one SamplingParams as a dictionary per prompt), repeat.
+A case that vLLM itself fails at is a string with the reason.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import traceback
 from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from here import structured_outputs
+
+import vllm_compat
 
 
-def main(path: str) -> None:
+def run(case: dict[str, Any]) -> Any:
+    """[token ids, finish reason, cached tokens] of every prompt."""
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
-    from vllm.sampling_params import StructuredOutputsParams
 
-    results = []
-    for case in json.loads(Path(path).read_text()):
-        llm = LLM(**case["engine"])
+    vllm_compat.enable("cpu-shutdown")
+    llm = LLM(**case["engine"])
+    try:
         prompts = [TokensPrompt(prompt_token_ids=ids) for ids in case["prompts"]]
         params = []
         for options in case["params"]:
-            structured = options.pop("structured_outputs", None)
-            if structured:
-                options["structured_outputs"] = StructuredOutputsParams(**structured)
-            params.append(SamplingParams(**options))
+            constraint = options.pop("structured_outputs", None)
+            params.append(SamplingParams(**options, **(structured_outputs(**constraint) if constraint else {})))
         for _ in range(case.get("repeat", 1)):
             outputs = llm.generate(prompts, params, use_tqdm=False)
-        results.append(
-            [[list(o.outputs[0].token_ids), o.outputs[0].finish_reason, o.num_cached_tokens] for o in outputs]
-        )
+        return [[list(o.outputs[0].token_ids), o.outputs[0].finish_reason, o.num_cached_tokens] for o in outputs]
+    except Exception as error:
+        traceback.print_exc()
+        return f"{type(error).__name__}: {error}"
+    finally:
         llm.llm_engine.engine_core.shutdown()
-        del llm
+
+
+def main(path: str) -> None:
+    results = [run(case) for case in json.loads(Path(path).read_text())]
     print(json.dumps({"results": results}))
 
 
