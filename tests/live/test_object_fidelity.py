@@ -56,6 +56,15 @@ def _params() -> Any:
     return vc.make_sampling_params(max_tokens=4)
 
 
+def _structured() -> dict[str, Any]:
+    """Up to 0.11.0 the caller makes it, as ``Request.from_engine_core_request`` does."""
+    if RELEASE >= (0, 11, 1):
+        return {}
+    from vllm.v1.structured_output.request import StructuredOutputRequest
+
+    return {"structured_output_request": StructuredOutputRequest(sampling_params=PARAMS)}
+
+
 PARAMS = _params()
 REQUIRED_OF_REQUEST: dict[str, Any] = {} if RELEASE >= (0, 17, 0) else {"eos_token_id": None}
 REQUIRED_OF_CORE_REQUEST = dict.fromkeys(("mm_features", "lora_request", "cache_salt", "data_parallel_rank"))
@@ -79,7 +88,12 @@ NEW: dict[str, Any] = {
     "num_computed_tokens": 0,
 }
 MASK = numpy.zeros((1, 2), dtype=numpy.int32)
-RUNNER = {"req_ids": ["a", "b"], "req_id_to_index": {"a": 0, "b": 1}, "sampled_token_ids": [[3], []]}
+ROWS = [numpy.array(row, dtype=numpy.int64) for row in ([3], [])]
+RUNNER: dict[str, Any] = {
+    "req_ids": ["a", "b"],
+    "req_id_to_index": {"a": 0, "b": 1},
+    "sampled_token_ids": by_release(("0", [[3], []]), ("0.11.1", ROWS), ("0.12.0", [[3], []])),
+}
 RUNNER |= by_release(("0", {"logprobs": None, "prompt_logprobs_dict": {}, "pooler_output": []}), ("0.14.0", {}))
 
 CASES = {
@@ -113,8 +127,7 @@ CASES = {
         {"request_id": "r", "prompt_token_ids": (1, 2, 3), "sampling_params": PARAMS, "block_hasher": None}
         | {"arrival_time": 1.5},
         {"request_id": "r", "prompt_token_ids": [1, 2, 3], "sampling_params": PARAMS, "pooling_params": None}
-        | {"block_hasher": None, "arrival_time": 1.5, **REQUIRED_OF_REQUEST},
-        left=("structured_output_request",),
+        | {"block_hasher": None, "arrival_time": 1.5, **REQUIRED_OF_REQUEST, **_structured()},
     ),
     "engine_core_request": Case(
         vc.make_engine_core_request,

@@ -179,7 +179,8 @@ def test_finish_reasons() -> None:
 
 def test_cached_tokens() -> None:
     """The numbers go where the release keeps them, and must not contradict each other."""
-    made = vc.make_engine_core_output("r", [1], num_cached_tokens=48, num_external_computed_tokens=16)
+    external = by_release(("0", {}), ("0.16.0", {"num_external_computed_tokens": 16}))
+    made = vc.make_engine_core_output("r", [1], num_cached_tokens=48, **external)
     if RELEASE >= (0, 20, 0):
         stats = made.prefill_stats
         assert (48, 32, 16) == (

@@ -71,7 +71,11 @@ class Request_0_17(Adapter):
         given = dict(options)
         if given["sampling_params"] is not None and eos_token_id is not UNSET and eos_token_id is not None:
             given["sampling_params"] = with_eos(given["sampling_params"], eos_token_id)
-        return self.construct(self.request, given)
+        return self.construct(self.request, self.completed(given))
+
+    def completed(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The options with what the caller of this release's Request makes of them."""
+        return options
 
     def eos_of(self, request: Any) -> int | None:
         """The id at which the request ends; None where there is none (``ignore_eos``, pooling)."""
@@ -176,10 +180,10 @@ class Request_0_10(Request_0_11_1):
         "StructuredOutputRequest": ("_grammar", "reasoning_ended"),  # what vLLM fills in
     }
 
-    def build(self, options: Mapping[str, Any], eos_token_id: Any) -> Any:
+    def completed(self, options: dict[str, Any]) -> dict[str, Any]:
         params = options["sampling_params"]
         made = self.construct(self.structured, {"sampling_params": params}) if params is not None else None
-        return super().build({**options, "structured_output_request": made}, eos_token_id)
+        return {**options, "structured_output_request": made}
 
 
 ADAPTERS = (Request_0_17, Request_0_16, Request_0_11_1, Request_0_10)
