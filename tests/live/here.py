@@ -53,6 +53,12 @@ KIMI_K25 = RELEASE >= (0, 25)
 NO_KIMI_K25 = "up to 0.24 Kimi-K2.5 needs remote code of the checkpoint"
 
 
+def wants_a_package(error: ImportError) -> bool:
+    """Whether a module of vLLM does not import because a package of somebody else's is not installed (mooncake)."""
+    cause = error.__cause__ or error.__context__ or error
+    return isinstance(cause, ModuleNotFoundError) and not (cause.name or "vllm").startswith("vllm")
+
+
 def structured_outputs(**constraint: Any) -> dict[str, Any]:
     """The option of SamplingParams that asks for structured output: ``choice``, ``regex`` or ``json``."""
     import vllm.sampling_params as module

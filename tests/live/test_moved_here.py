@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 import pytest
-from here import RELEASE
+from here import RELEASE, wants_a_package
 
 import vllm_compat as vc
 from vllm_compat import moved
@@ -25,7 +25,12 @@ GONE = [pytest.param(move, id=name) for name, move in TABLE.items() if not move.
 def test_a_name_is_vllms_own_object(move: Move) -> None:
     """Each name that this release has is the object that its own module has, found where the table says."""
     module, _, name = move.at(RELEASE).partition(":")
-    expected = getattr(importlib.import_module(module), name)
+    try:
+        expected = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        if not wants_a_package(error):
+            raise
+        pytest.skip(f"{module} itself does not import here: {error}")
 
     assert move.at(RELEASE) == moved.where(move.name)
     if not move.adapted:

@@ -41,7 +41,7 @@ def _rebuilt(output: Any) -> Any:
             "all_token_ids": cached.all_token_ids,
         }
     held = fields(output)
-    ours = (*("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "total_num_scheduled_tokens"),)
+    ours = ("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "total_num_scheduled_tokens")
     return vc.make_scheduler_output(
         output.num_scheduled_tokens,
         scheduled_new_reqs=[_rebuilt_new(new) for new in output.scheduled_new_reqs],
@@ -65,8 +65,8 @@ def test_equal_to_the_schedulers_own(tiny_llama: str) -> None:
         model=tiny_llama,
         dtype="float32",
         enforce_eager=True,
-        max_model_len=BLOCK_SIZE * 4,
-        max_num_batched_tokens=BLOCK_SIZE * 4,
+        max_model_len=128,
+        max_num_batched_tokens=BLOCK_SIZE * 2,
         block_size=BLOCK_SIZE,
         max_num_seqs=4,
         enable_prefix_caching=True,
