@@ -40,11 +40,23 @@ FIXTURE = LIVE.parent / "fixtures" / "tiny-kimi"
 SCRIPTS = LIVE / "scripts"
 
 
+UNRAISABLE = "pytest.PytestUnraisableExceptionWarning"
+#: What older releases do, and warnings that are errors would stop at: before which release, and the filter.
+NOISE = (
+    # The executor with worker processes leaves its sockets to the garbage collector.
+    ((0, 28), f"ignore:Exception ignored in. <function (Socket|Context).__del__:{UNRAISABLE}"),
+    # So does the search for the machine's address.
+    ((0, 12), f"ignore:Exception ignored in. <socket.socket:{UNRAISABLE}"),
+    # intel_extension_for_pytorch, which the CPU builds of that time run on, imports pkg_resources.
+    ((0, 12), "ignore:pkg_resources is deprecated:DeprecationWarning"),
+)
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Up to 0.26 vLLM's executor with worker processes leaves sockets to the garbage collector."""
-    if RELEASE < (0, 28):
-        leak = "ignore:Exception ignored in. <function (Socket|Context).__del__"
-        config.addinivalue_line("filterwarnings", f"{leak}:pytest.PytestUnraisableExceptionWarning")
+    """Let the noise of this release pass."""
+    for until, line in NOISE:
+        if RELEASE < until:
+            config.addinivalue_line("filterwarnings", line)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

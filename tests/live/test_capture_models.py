@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import FIXTURE
-from here import CPU_MLA, KIMI_K25, NO_KIMI_K25
+from here import CPU_MLA, KIMI_K25, NO_KIMI_K25, RELEASE
 from kimi_k25 import build
 from states import TOLERANCE, Reference, captured_states, open_loop, relative_error
 
@@ -65,9 +65,8 @@ def test_preempted_requests_are_complete(tiny_llama: str, prompts: list[list[int
             for prompt in batch:
                 loop.add(prompt, params)
             while loop.has_unfinished():
-                requests = list(loop.scheduler.requests.values())
                 loop.step()
-                preempted = max([preempted, *(r.num_preemptions for r in requests)])
+                preempted += sum(r.status.name == "PREEMPTED" for r in loop.scheduler.requests.values())
             finished = loop.collect()
             captured = [capture.pop(done.request_id) for done in finished]
     assert preempted > 0
@@ -94,6 +93,7 @@ def test_tensor_parallel_workers_give_the_same_states(
         assert relative_error(states.hidden_states, reference(states.token_ids)).max() < 1e-4
 
 
+@pytest.mark.skipif(RELEASE < (0, 12), reason="float16 weights of that time's CPU builds need AVX512-FP16")
 def test_float16_deepseek_is_refused(tiny_kimi: str) -> None:
     """vLLM rescales the residual of DeepSeek's layers in float16."""
     with open_loop(tiny_kimi, "float16", max_model_len=64) as loop, pytest.raises(vc.CaptureError, match="float16"):

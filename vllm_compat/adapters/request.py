@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -84,6 +85,11 @@ class Request_0_17(Adapter):
 
     def hasher_of(self, request: Any) -> Any:
         return request._block_hasher
+
+    def keep_from_prefix_cache(self, request: Any) -> None:
+        """Let all of the request's prompt be computed, also where the prefix cache has it."""
+        # The attribute, not the sampling param: the request's params may be shared with the caller.
+        request.skip_reading_prefix_cache = True
 
     def read(self, request: Any) -> dict[str, Any]:
         """The options that ``build`` takes, read back from a native Request; those that the release has."""
@@ -184,6 +190,16 @@ class Request_0_10(Request_0_11_1):
         params = options["sampling_params"]
         made = self.construct(self.structured, {"sampling_params": params}) if params is not None else None
         return {**options, "structured_output_request": made}
+
+    def keep_from_prefix_cache(self, request: Any) -> None:
+        """Give it a salt of its own, by which it still finds its own blocks after a preemption.
+
+        ``skip_reading_prefix_cache`` came in 0.11.1.
+        """
+        request.cache_salt = f"{request.cache_salt or ''} kept from the prefix cache {uuid.uuid4()}"
+        if request.get_hash_new_full_blocks is not None:
+            request.block_hashes.clear()  # the new ones are those of the tokens after the hashed ones
+            request.block_hashes.extend(request.get_hash_new_full_blocks())
 
 
 ADAPTERS = (Request_0_17, Request_0_16, Request_0_11_1, Request_0_10)

@@ -91,8 +91,7 @@ class HiddenStatesCapture:
                 found="a prompt of embeddings only",
                 advice="run it outside of the capture",
             )
-        # The attribute, not the sampling param: the request's params may be shared with the caller.
-        request.skip_reading_prefix_cache = True
+        adapter("request").keep_from_prefix_cache(request)
         self._tracked.add(request.request_id)
 
     def on_finish(self, finished: FinishedRequest) -> None:
