@@ -65,7 +65,7 @@ def test_equal_to_the_schedulers_own(tiny_llama: str) -> None:
         model=tiny_llama,
         dtype="float32",
         enforce_eager=True,
-        max_model_len=128,
+        max_model_len=BLOCK_SIZE * 4,
         max_num_batched_tokens=BLOCK_SIZE * 2,
         block_size=BLOCK_SIZE,
         max_num_seqs=4,

@@ -348,11 +348,10 @@ def measure(module: TrainingStep, samples: Samples, batch_tokens: int, decay: fl
 
 @contextmanager
 def rank_device() -> Iterator[torch.device]:
-    """This rank's device; in a process group when torchrun started us, which is left at the end.
+    """This rank's device; in a process group when torchrun started us, which is left at the end, as NCCL asks for.
 
-    A group that is still there when Python shuts down aborts it ("terminate called without an active exception") if one
-    of its threads then needs the interpreter. After an error it is torchrun that ends the ranks: the others may be in a
-    collective that never completes, and leaving would wait for it.
+    Not after an error: it is torchrun that ends the ranks then. The others may be in a collective that never completes,
+    and leaving would wait for it.
     """
     cuda = torch.cuda.is_available()
     local = int(os.environ.get("LOCAL_RANK", "0"))
