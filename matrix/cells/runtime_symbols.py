@@ -4,7 +4,7 @@ The CPU wheels of vLLM 0.10.2 to 0.11.2 each want one function of a glibc or lib
 tag says. The loader refuses such a library by its list of versions, before any function is called. Here the entry of a
 version that this machine does not have is marked weak, which the loader skips; a small library defines the function.
 
-Run it in the cell, which has pyelftools; needs gcc and binutils (``nm``).
+Run it in the cell, which has pyelftools; needs gcc where there is something to define.
 """
 
 from __future__ import annotations
@@ -43,9 +43,17 @@ def _here(soname: str) -> str:
 
 def _undefined(library: Path) -> dict[str, str]:
     """Function -> version, of those above that a library wants."""
-    listed = subprocess.run(["nm", "-D", "--undefined-only", str(library)], capture_output=True, text=True, check=True)
-    names = (line.split()[-1].partition("@") for line in listed.stdout.splitlines())
-    return {name: version for name, _, version in names if name in _DEFINITIONS}
+    with library.open("rb") as file:
+        elf = ELFFile(file)
+        symbols, versions, needed = map(elf.get_section_by_name, (".dynsym", ".gnu.version", ".gnu.version_r"))
+        if symbols is None or versions is None or needed is None:
+            return {}
+        names = {entry["vna_other"]: entry.name for _, entries in needed.iter_versions() for entry in entries}
+        return {
+            symbol.name: names.get(versions.get_symbol(index)["ndx"], "")
+            for index, symbol in enumerate(symbols.iter_symbols())
+            if symbol.name in _DEFINITIONS and symbol["st_shndx"] == "SHN_UNDEF"
+        }
 
 
 def _mark_weak(library: Path, versions: set[str]) -> None:
