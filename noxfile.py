@@ -103,7 +103,7 @@ def add_release(session: nox.Session) -> None:
 
 def install_light(session: nox.Session) -> None:
     """This project and what its tests without vLLM run with."""
-    session.install("-e", ".[test]", "-c", str(recipe(NEWEST).constraints))
+    session.install("-e", ".[test]", "numpy", "-c", str(recipe(NEWEST).constraints))
 
 
 def run_contract(session: nox.Session, *arguments: str) -> None:
