@@ -97,6 +97,9 @@ def test_every_recorded_symbol_is_there(api: RecordedApi) -> None:
                     live = signature_of(target, bound=name != symbol and not {*CLASS_WORDS} & {*recorded.words})
                     seen += 1
                     here, there = view(live.parameters), view(recorded.parameters)
+                    if hasattr(target, "__pydantic_fields__"):
+                        # How they can be passed changes when pydantic completes the class, at its first use.
+                        here, there = [p[:2] for p in here], [p[:2] for p in there]
                     if (here, live.accepts_var_keyword) != (there, recorded.var_keyword):
                         apart = [p for p in here if p not in there], [p for p in there if p not in here]
                         wrong.append(f"{name}: here alone {apart[0]}, recorded alone {apart[1]}")
