@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from cells.recipe import numbers
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -26,15 +28,11 @@ class Deviation:
 
     def covers(self, release: tuple[int, ...]) -> bool:
         first, _, last = self.releases.partition("-")
-        return _numbers(first) <= release and (not last or release <= _numbers(last))
+        return numbers(first) <= release and (not last or release <= numbers(last))
 
     def matches(self, test: str) -> bool:
         """Whether it is about a test, given as its node id below ``tests/live``."""
         return any(fnmatchcase(test, pattern) for pattern in self.tests)
-
-
-def _numbers(release: str) -> tuple[int, ...]:
-    return tuple(map(int, release.split(".")))
 
 
 def load(path: Path = DEVIATIONS) -> tuple[Deviation, ...]:

@@ -10,7 +10,6 @@ Run it in the cell, which has pyelftools; needs gcc where there is something to 
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import struct
 import subprocess
 import sys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+from cells.recipe import numbers
 from fit import attributes, choose, fields, misfit, problems, signature
 
 from vllm_compat.adapters.base import Adapter
@@ -20,10 +21,6 @@ Numbers = tuple[int, ...]
 def recorded() -> tuple[RecordedApi, ...]:
     """Every recorded release, oldest first."""
     return tuple(store.all_recorded())
-
-
-def numbers(release: str) -> Numbers:
-    return tuple(map(int, release.split(".")))
 
 
 @functools.cache
