@@ -174,7 +174,7 @@ def patches(_: Results) -> str:
     for patch in CATALOGUE:
         until = f"before {_dotted(patch.until)}" if patch.until else "no end known"
         made.append(
-            f"**`{patch.name}`** wraps `{patch.module}`: `{patch.attribute}`\n\n"
+            f"**`{patch.name}`** changes {', '.join(f'`{c.module}`: `{c.attribute}`' for c in patch.changes)}\n\n"
             f"- for vLLM from {_dotted(patch.since)} on, {until}; platform {patch.platform or 'any'}, in the "
             f"{patch.phase} process\n"
             f"- why: {_plain(patch.why)}\n- upstream: <{patch.upstream}>\n- remove when: {_plain(patch.remove_when)}"

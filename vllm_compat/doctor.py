@@ -51,6 +51,7 @@ def doctor(*, import_vllm: bool = True) -> Report:
         findings.extend(Finding(level="hint", what=note) for note in here.notes)
         findings.extend(_known_bad(here))
         findings.extend(environment.plugins(here))
+        findings.extend(environment.patches())
         findings.extend(environment.speculators(here))
     return Report(
         vllm_compat=__version__,

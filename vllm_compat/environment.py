@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from vllm_compat.installed import Installed
 
-__all__ = ["loaded", "plugins", "processes", "speculators"]
+__all__ = ["loaded", "patches", "plugins", "processes", "speculators"]
 
 _GROUPS = ("vllm.general_plugins", "vllm.platform_plugins")
 
@@ -145,6 +145,42 @@ def plugins(here: Installed) -> Iterator[Finding]:
         yield Finding(
             level="hint", what=f"{setting} names what no general or platform plugin is called: {', '.join(unknown)}."
         )
+
+
+def patches() -> Iterator[Finding]:
+    """Whether the patches that are enabled here reach vLLM's processes, through our plugin."""
+    import importlib.metadata
+
+    from vllm_compat.patches import CATALOGUE, VARIABLE, noted
+
+    if not noted():
+        return
+    setting = f"{VARIABLE}={','.join(noted())}"
+    unknown = sorted({*noted()} - {patch.name for patch in CATALOGUE})
+    if unknown:
+        yield Finding(
+            level="problem",
+            what=f"{setting} names what no patch is called: {', '.join(unknown)}. No engine will start.",
+            advice="Correct it; the reference of vllm_compat lists the patches.",
+        )
+    entries = importlib.metadata.entry_points(group="vllm.general_plugins")
+    ours = [entry.name for entry in entries if entry.value.partition(":")[0].partition(".")[0] == "vllm_compat"]
+    if not ours:
+        yield Finding(
+            level="problem",
+            what=f"{setting}, but the plugin that brings patches into vLLM's processes is not installed: this "
+            "vllm_compat is a source tree on the path of modules, or was installed by a version that had none.",
+            advice="Install it (pip install vllm-compat, or pip install -e .).",
+        )
+    allowed = os.environ["VLLM_PLUGINS"].split(",") if "VLLM_PLUGINS" in os.environ else None
+    for name in ours:
+        if allowed is not None and name not in allowed:
+            yield Finding(
+                level="problem",
+                what=f"{setting}, but VLLM_PLUGINS={','.join(allowed)} keeps the plugin {name} out: the patches "
+                "are on in processes that call enable, and not in the engine's and the workers'.",
+                advice=f"Add {name} to VLLM_PLUGINS, or unset it.",
+            )
 
 
 def _owner(entry: EntryPoint) -> str:

@@ -56,3 +56,14 @@ def test_the_wheel_has_its_other_data(site: Path) -> None:
     assert json.loads(done.stdout)[0]["version"] == "0.10.2", done.stderr
     assert (site / "vllm_compat" / "py.typed").exists()
     assert (site / "vllm_compat" / "kimi" / "presets" / "tiny.toml").exists()
+
+
+def test_vllm_finds_the_plugin_in_the_wheel(site: Path) -> None:
+    """As vLLM looks for it (vllm/plugins/__init__.py); it runs where nothing else is installed."""
+    code = (
+        "from importlib.metadata import entry_points\n"
+        "(entry,) = [e for e in entry_points(group='vllm.general_plugins') if e.name == 'vllm_compat']\n"
+        "print(entry.load()(), entry.load().__module__)\n"
+    )
+    done = python(site, "-c", code)
+    assert "None vllm_compat.plugin" == done.stdout.strip(), done.stderr

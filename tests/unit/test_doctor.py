@@ -128,6 +128,36 @@ def test_notes_of_installed_are_hints(site):
     assert "VLLM_PLUGINS=other keeps" in findings(gather(site, VLLM_PLUGINS="other"), "hint")
 
 
+OURS = "[vllm.general_plugins]\nvllm_compat = vllm_compat.plugin:register\n"
+
+
+@pytest.mark.parametrize(
+    ("entry_points", "env", "said"),
+    [
+        (OURS, {}, ""),
+        (OURS, {"VLLM_PLUGINS": "other,vllm_compat"}, ""),
+        (OURS, {"VLLM_PLUGINS": "other"}, "VLLM_PLUGINS=other keeps the plugin vllm_compat out: the patches are on in"),
+        (OURS, {"VLLM_PLUGINS": ""}, "VLLM_PLUGINS= keeps the plugin vllm_compat out"),
+        ("", {}, "the plugin that brings patches into vLLM's processes is not installed"),
+        (OURS, {"VLLM_COMPAT_PATCHES": "lvm,cpu-shutdown"}, "names what no patch is called: lvm."),
+    ],
+)
+def test_patches_that_do_not_reach_the_engine(site, entry_points, env, said):
+    """Enabled patches and a plugin that vLLM will not load, or cannot, are a problem; without a patch there is none."""
+    site.package()
+    site.distribution("vllm", "0.32.0")
+    info = site.root / "vllm_compat-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: vllm-compat\nVersion: 0.1.0\n\n")
+    (info / "entry_points.txt").write_text(entry_points)
+
+    report = gather(site, **{"VLLM_COMPAT_PATCHES": "llvmlite-proxy", **env})
+
+    assert report["ok"] is not bool(said)
+    assert said in findings(report, "problem")
+    assert gather(site, **{**env, "VLLM_COMPAT_PATCHES": ""})["ok"] is True
+
+
 def test_platform_plugins_are_named(site):
     """A platform plugin can replace the platform that the build is for, so it is named."""
     site.package()

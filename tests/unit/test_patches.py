@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import multiprocessing
+import os
 import re
+import subprocess
 import sys
 import threading
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +22,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 import vllm_compat as vc
-from vllm_compat import patches
+from vllm_compat import patches, plugin
 from vllm_compat.patches.llvmlite_proxy import PATCH as LLVMLITE
 
 TARGET = "fake_patch_target"
+#: A module on disk, which nobody has imported.
+LATER = "fake_later_target"
 
 
 def make_target() -> types.ModuleType:
@@ -52,10 +60,9 @@ def loud(wrapped: Any, _: Any, args: Any, kwargs: Any) -> str:
     return f"{wrapped(*args, **kwargs)}!"
 
 
-def patch(name: str, attribute: str, **window: Any) -> patches.Patch:
+def patch(name: str, *attributes: str, module: str = TARGET, **window: Any) -> patches.Patch:
     fields: dict[str, Any] = {
-        "module": TARGET,
-        "wrapper": loud,
+        "changes": tuple(patches.Wrap(module, attribute, loud) for attribute in attributes),
         "since": (0, 30, 0),
         "until": None,
         "platform": "",
@@ -64,7 +71,7 @@ def patch(name: str, attribute: str, **window: Any) -> patches.Patch:
         "upstream": "u",
         "remove_when": "r",
     }
-    return patches.Patch(name=name, attribute=attribute, **{**fields, **window})
+    return patches.Patch(name=name, **{**fields, **window})
 
 
 CATALOGUE = (
@@ -79,6 +86,17 @@ CATALOGUE = (
     patch("cpu", "greet", platform="cpu"),
     patch("absent", "x", module="no_such_package_at_all.inner"),
     patch("typo", "no_such_function"),
+    patch("both", "greet", "Thing.method"),
+    patch("half", "greet", "no_such_function"),
+    patch("engine", "greet", phase="engine"),
+    patch("later", "greet", module=LATER),
+    patch("later-typo", "no_such_function", module=LATER),
+    patch(
+        "two-modules",
+        "greet",
+        module=LATER,
+        changes=(patches.Wrap(TARGET, "greet", loud), patches.Wrap(LATER, "greet", loud)),
+    ),
 )
 
 
@@ -95,8 +113,23 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     monkeypatch.setitem(sys.modules, TARGET, module)
     monkeypatch.setattr(patches, "CATALOGUE", CATALOGUE)
     monkeypatch.setattr(patches, "installed", lambda: Here((0, 32, 0), "cpu"))
-    monkeypatch.setattr(patches, "_handles", {})
-    return module
+    monkeypatch.setattr(patches, "_switched_on", {})
+    monkeypatch.delenv(patches.VARIABLE, raising=False)
+    yield module
+    os.environ.pop(patches.VARIABLE, None)
+
+
+@pytest.fixture
+def later(target: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file of LATER, a package with an inner module that takes a name from it."""
+    folder = tmp_path / LATER
+    folder.mkdir()
+    (folder / "__init__.py").write_text("def greet(name):\n    return f'hello {name}'\n\n\nfrom . import inner\n")
+    (folder / "inner.py").write_text("from . import greet\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield folder
+    for name in (LATER, f"{LATER}.inner"):
+        sys.modules.pop(name, None)
 
 
 def snapshot(module: types.ModuleType) -> dict[str, Any]:
@@ -182,12 +215,131 @@ def test_a_target_that_is_not_installed_needs_no_patch(target: types.ModuleType)
 
 
 def test_a_broken_target_is_not_an_absent_one(target: types.ModuleType, tmp_path: Any, monkeypatch: Any) -> None:
-    """A package that is there and misses something of its own is the user's to know about."""
+    """A package that is there and misses something of its own is the user's to know about, when it is imported."""
     (tmp_path / "no_such_package_at_all").mkdir()
     (tmp_path / "no_such_package_at_all" / "__init__.py").write_text("import something_it_needs\n")
     monkeypatch.syspath_prepend(tmp_path)
+    assert vc.enable("absent")
     with pytest.raises(ModuleNotFoundError, match="something_it_needs"):
-        vc.enable("absent")
+        importlib.import_module("no_such_package_at_all.inner")
+
+
+def test_nothing_is_imported_for_a_patch(later: Path) -> None:
+    """It waits for its target, and is there before anybody can take a name from the target."""
+    assert vc.enable("later")
+    assert vc.enable("later")
+    assert LATER not in sys.modules
+    module = importlib.import_module(LATER)
+    assert module.greet("you") == "hello you!"
+
+    vc.disable("later")
+
+    assert module.greet("you") == "hello you"
+    assert not hasattr(module.greet, "__wrapped__")
+
+
+def test_a_patch_that_waits_can_be_taken_off(later: Path) -> None:
+    """What is disabled before its target comes is never applied; what is enabled again is, once."""
+    vc.enable("later")
+    vc.disable("later")
+    assert importlib.import_module(LATER).greet("you") == "hello you"
+    for name in (LATER, f"{LATER}.inner"):
+        del sys.modules[name]
+    for _ in range(3):
+        vc.enable("later")
+        vc.disable("later")
+    vc.enable("later")
+    assert importlib.import_module(LATER).greet("you") == "hello you!"
+
+
+def test_a_wrong_name_in_a_module_that_comes_later(later: Path) -> None:
+    """It is the import that fails then, by the name."""
+    assert vc.enable("later-typo")
+    with pytest.raises(AttributeError, match="no_such_function"):
+        importlib.import_module(LATER)
+    vc.disable("later-typo")
+
+
+def test_the_changes_of_a_patch_stand_and_fall_together(target: types.ModuleType) -> None:
+    """All are made and all are taken back; where one cannot be made, none is, and the patch is not on."""
+    before = snapshot(target)
+    assert vc.enable("both")
+    assert ("hello x!", "thing!") == (target.greet("x"), target.Thing().method())
+    vc.disable("both")
+    assert same(before, snapshot(target))
+    with pytest.raises(AttributeError):
+        vc.enable("half")
+    assert same(before, snapshot(target))
+    assert () == vc.enabled() == patches.noted()
+
+
+def test_changes_of_two_modules_wait_each_for_its_own(target: types.ModuleType, later: Path) -> None:
+    """The module that is there is changed at once, the other one when it comes; both are put back."""
+    before = snapshot(target)
+    assert vc.enable("two-modules")
+    assert target.greet("x") == "hello x!"
+    module = importlib.import_module(LATER)
+    assert module.greet("x") == "hello x!"
+    vc.disable("two-modules")
+    assert module.greet("x") == "hello x"
+    assert same(before, snapshot(target))
+
+
+def test_the_environment_has_the_names(target: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are on and no others, each once; a name that was there stays, and nothing is left at the end."""
+    for name in ("greet", "method", "greet", "old", "cuda", "absent"):
+        vc.enable(name)
+    assert os.environ[patches.VARIABLE] == "greet,method"
+    vc.disable("greet")
+    assert os.environ[patches.VARIABLE] == "method"
+    vc.disable("old")
+    vc.disable("method")
+    assert patches.VARIABLE not in os.environ
+    monkeypatch.setenv(patches.VARIABLE, " build, ,loose ")
+    vc.enable("greet")
+    vc.disable("greet")
+    assert ("build", "loose") == patches.noted()
+
+
+def test_the_plugin_repeats_what_is_noted(target: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process that has only the environment; any number of times; what does not apply there is passed over."""
+    plugin.register()
+    assert () == vc.enabled()
+    monkeypatch.setenv(patches.VARIABLE, "greet,old,cuda, method")
+    for _ in range(2):
+        plugin.register()
+        assert ("greet", "method") == vc.enabled()
+        assert ("hello x!", "thing!") == (target.greet("x"), target.Thing().method())
+
+
+def test_the_plugin_does_not_start_an_engine_without_a_patch(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is no patch's is an error, not a patch that is missing without a word."""
+    monkeypatch.setenv(patches.VARIABLE, "greet,grete")
+    with pytest.raises(vc.VllmCompatError, match=patches.VARIABLE) as caught:
+        plugin.register()
+    assert caught.value.found == "'grete'"
+
+
+def test_the_plugin_costs_nothing_when_nothing_is_enabled() -> None:
+    """It prints nothing, and loads neither wrapt nor the patches."""
+    code = (
+        "import sys, vllm_compat.plugin\n"
+        "vllm_compat.plugin.register()\n"
+        "sys.exit(sum(name in sys.modules for name in ('wrapt', 'vllm', 'torch', 'vllm_compat.patches')))\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != patches.VARIABLE}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (0, "", "") == (done.returncode, done.stdout, done.stderr)
+
+
+def test_a_patch_for_the_engine_is_not_on_in_a_worker(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of vLLM's multiprocessing executor is a worker and nothing else; every other one may be the engine."""
+    monkeypatch.setattr(multiprocessing.current_process(), "_name", "VllmWorker-1")
+    assert not vc.enable("engine")
+    assert vc.enable("method")
+    assert ("method",) == vc.enabled()
+    monkeypatch.setattr(multiprocessing.current_process(), "_name", "EngineCore_DP0")
+    assert vc.enable("engine")
 
 
 def test_what_cannot_be_taken_off_still_counts(target: types.ModuleType) -> None:
@@ -277,7 +429,8 @@ def test_llvmlites_proxy_refuses_dunder_names(monkeypatch: pytest.MonkeyPatch) -
     module = types.ModuleType("fake_llvmlite")
     module.Library = Library  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "fake_llvmlite", module)
-    wrapped = wrapt.wrap_function_wrapper(module, "Library.__getattr__", LLVMLITE.wrapper)
+    (change,) = LLVMLITE.changes
+    undo = dataclasses.replace(change, module="fake_llvmlite", attribute="Library.__getattr__").apply(module)
     try:
         library = Library()
         assert library.LLVMPY_Create == "function LLVMPY_Create"
@@ -285,4 +438,4 @@ def test_llvmlites_proxy_refuses_dunder_names(monkeypatch: pytest.MonkeyPatch) -
         assert not hasattr(library, "__len__")
         assert not hasattr(library, "__wrapped__")
     finally:
-        wrapt.unwrap_object(module, "Library.__getattr__", wrapped)
+        undo()

@@ -1,71 +1,130 @@
 """Patches of other people's code, as data: what, where, from which release to which, why, and until when.
 
-``enable(name)`` applies one in this process, ``disable(name)`` takes it off again without a trace. Nothing is applied
-unasked.
+``enable(name)`` switches one on, in this process and in those that vLLM starts from it (``vllm_compat.plugin``);
+``disable(name)`` takes it off again without a trace. Nothing is applied unasked, and nothing is imported for it: a
+change of a module that is not there yet is made when that module is imported.
 """
 
 from __future__ import annotations
 
 import importlib
+import multiprocessing
+import sys
 import threading
-from typing import Any
+from collections.abc import Callable
+from types import ModuleType
 
-import wrapt
-
+from vllm_compat._package import find_spec
 from vllm_compat.errors import VllmCompatError
 from vllm_compat.installed import installed
 from vllm_compat.patches.catalogue import CATALOGUE
-from vllm_compat.patches.patch import Patch
+from vllm_compat.patches.environment_variable import VARIABLE, forget, note, noted
+from vllm_compat.patches.patch import Change, Patch, Wrap
 
-__all__ = ["CATALOGUE", "Patch", "disable", "enable", "enabled"]
+__all__ = ["CATALOGUE", "VARIABLE", "Change", "Patch", "Wrap", "disable", "enable", "enable_noted", "enabled", "noted"]
 
 _lock = threading.RLock()
-_handles: dict[str, Any] = {}
+_switched_on: dict[str, _SwitchedOn] = {}
+
+
+class _SwitchedOn:
+    """A patch that is on: its changes are made, or wait for their modules."""
+
+    def __init__(self) -> None:
+        self.undo: list[Callable[[], object]] = []
+        self.off = False
+
+    def await_module(self, change: Change) -> None:
+        import wrapt
+
+        def arrived(module: ModuleType) -> None:
+            with _lock:
+                if not self.off:  # wrapt keeps a hook until its module comes
+                    self.undo.append(change.apply(module))
+
+        wrapt.register_post_import_hook(arrived, change.module)
+
+    def take_back(self) -> None:
+        while self.undo:
+            self.undo[-1]()
+            self.undo.pop()  # afterwards: where taking it off fails, it is still on
+        self.off = True
 
 
 def enable(name: str) -> bool:
-    """Apply a catalogued patch in this process; idempotent.
+    """Switch a catalogued patch on, here and in the processes that vLLM starts from here; idempotent.
+
+    It is applied at once where its target is imported already, else when it is. Its name goes into the environment
+    variable ``VLLM_COMPAT_PATCHES``, by which the new processes know.
 
     Returns:
-        Whether it is applied now: False when this release or platform does not need it, or its target is not installed.
+        Whether it is on in this process: False when this release or platform does not need it, its target is not
+        installed, or it is for another kind of process.
 
     Raises:
-        VllmCompatError: there is no such patch.
+        VllmCompatError: there is no such patch. AttributeError: its target is imported and lacks what it changes.
     """
     patch = _find(name)
     here = installed()
-    if not patch.applies(here.release, here.platform):
+    if not patch.applies(here.release, here.platform) or not all(_is_there(change) for change in patch.changes):
         return False
+    for change in patch.changes:
+        if change.module in sys.modules:
+            importlib.import_module(change.module)  # waits for another thread that is still importing it
     with _lock:
-        if name in _handles:
-            return True
-        try:
-            importlib.import_module(patch.module)
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.split(".")[0] != patch.module.split(".")[0]:
+        if name not in _switched_on and _is_for_this_process(patch):
+            on = _SwitchedOn()
+            try:
+                for change in patch.changes:
+                    on.await_module(change)
+            except BaseException:
+                on.take_back()
                 raise
-            return False
-        _handles[name] = wrapt.wrap_function_wrapper(patch.module, patch.attribute, patch.wrapper)
-    return True
+            _switched_on[name] = on
+        note(name)
+        return name in _switched_on
+
+
+def enable_noted() -> None:
+    """Switch on, in this process, what ``VLLM_COMPAT_PATCHES`` names.
+
+    Raises:
+        VllmCompatError: it names a patch that there is not.
+    """
+    for name in noted():
+        enable(name)
 
 
 def disable(name: str) -> None:
-    """Undo ``enable``: the very objects from before are back. Does nothing when it was not applied.
+    """Undo ``enable``: the very objects from before are back. Does nothing when it is not on.
+
+    Processes that were started in between keep it.
 
     Raises:
         VllmCompatError: there is no such patch. wrapt.WrapperNotFoundError, wrapt.WrapperNotOutermostError: somebody
-            else replaced or covered it since; it then still counts as applied.
+            else replaced or covered the target since; the patch then still counts as on.
     """
-    patch = _find(name)
+    _find(name)
     with _lock:
-        if name in _handles:
-            wrapt.unwrap_object(patch.module, patch.attribute, _handles[name])
-            del _handles[name]  # afterwards: where taking it off fails, it is still on
+        if name in _switched_on:
+            _switched_on[name].take_back()
+            del _switched_on[name]
+        forget(name)
 
 
 def enabled() -> tuple[str, ...]:
-    """Names of the patches that are applied in this process."""
-    return tuple(_handles)
+    """Names of the patches that are on in this process."""
+    return tuple(_switched_on)
+
+
+def _is_there(change: Change) -> bool:
+    package = change.module.partition(".")[0]
+    return package in sys.modules or find_spec(package) is not None
+
+
+def _is_for_this_process(patch: Patch) -> bool:
+    # vllm/v1/executor/multiproc_executor.py names its processes VllmWorker-0, …, in every release.
+    return patch.phase != "engine" or not multiprocessing.current_process().name.startswith("VllmWorker")
 
 
 def _find(name: str) -> Patch:
@@ -76,5 +135,5 @@ def _find(name: str) -> Patch:
         f"patch {name!r}",
         needed=f"one of {', '.join(patch.name for patch in CATALOGUE)}",
         found=repr(name),
-        advice="see vllm_compat.patches.CATALOGUE",
+        advice=f"see vllm_compat.patches.CATALOGUE, and what {VARIABLE} is set to",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vllm_compat.patches.patch import Patch
+from vllm_compat.patches.patch import Patch, Wrap
 
 
 def _if_there_is_one(wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -16,9 +16,7 @@ def _if_there_is_one(wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...],
 
 PATCH = Patch(
     name="cpu-shutdown",
-    module="torch.accelerator",
-    attribute="synchronize",
-    wrapper=_if_there_is_one,
+    changes=(Wrap("torch.accelerator", "synchronize", _if_there_is_one),),
     since=(0, 20, 0),
     until=(0, 21, 0),
     platform="cpu",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vllm_compat.patches.patch import Patch
+from vllm_compat.patches.patch import Patch, Wrap
 
 
 def _no_dunder(wrapped: Callable[[str], Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -18,9 +18,7 @@ def _no_dunder(wrapped: Callable[[str], Any], _: Any, args: tuple[Any, ...], kwa
 
 PATCH = Patch(
     name="llvmlite-proxy",
-    module="llvmlite.binding.ffi",
-    attribute="_lib_wrapper.__getattr__",
-    wrapper=_no_dunder,
+    changes=(Wrap("llvmlite.binding.ffi", "_lib_wrapper.__getattr__", _no_dunder),),
     since=(0, 31, 0),
     until=None,
     platform="cpu",

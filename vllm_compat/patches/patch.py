@@ -1,33 +1,78 @@
-"""The value that describes a patch."""
+"""The values that describe a patch: what it changes, and when, why and until when it does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from types import ModuleType
+from typing import Any, Literal, Protocol
+
+__all__ = ["Change", "Patch", "Wrap"]
+
+
+class Change(Protocol):
+    """One change of one module of somebody else's, made when that module has been imported."""
+
+    @property
+    def module(self) -> str:
+        """Name of the module."""
+
+    @property
+    def attribute(self) -> str:
+        """What is changed in it: a name, or a dotted path."""
+
+    def apply(self, module: ModuleType) -> Callable[[], object]:
+        """Make the change; returns what takes it back, exactly.
+
+        Raises:
+            AttributeError: The module has no such attribute. Nothing is changed then.
+        """
+
+
+@dataclass(frozen=True)
+class Wrap:
+    """A wrapt wrapper around a function or method.
+
+    Attributes:
+        module, attribute: The target, as wrapt names it.
+        wrapper: wrapt wrapper ``(wrapped, instance, args, kwargs)``.
+    """
+
+    module: str
+    attribute: str
+    wrapper: Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
+
+    def apply(self, module: ModuleType) -> Callable[[], object]:
+        """Wrap it.
+
+        What comes back raises wrapt.WrapperNotFoundError or wrapt.WrapperNotOutermostError where somebody else
+        replaced or covered it since.
+        """
+        import wrapt
+
+        handle = wrapt.wrap_function_wrapper(module, self.attribute, self.wrapper)
+        return lambda: wrapt.unwrap_object(module, self.attribute, handle)
 
 
 @dataclass(frozen=True)
 class Patch:
-    """A wrapper around one function or method of somebody else's code.
+    """What to change in somebody else's code, together, and for which vLLM.
 
     Attributes:
-        name: What ``enable`` takes.
-        module, attribute: The target, as wrapt names it.
-        wrapper: wrapt wrapper ``(wrapped, instance, args, kwargs)``.
+        name: What ``enable`` takes; no comma in it.
+        changes: What is changed. A change waits until its module is imported.
         since: First vLLM release that needs it.
         until: First release that no longer does; None while none is known.
         platform: "cpu", "cuda", …, or "" for all.
-        phase: The process it is for.
+        phase: "worker": wherever a worker may run, which is any process (it shares that of the engine, or of the
+            caller, when there is only one). "engine": in no process that is a worker and nothing else.
         why: What goes wrong without it.
         upstream: Where to read about it.
         remove_when: What has to happen for this patch to be deleted.
     """
 
     name: str
-    module: str
-    attribute: str
-    wrapper: Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
+    changes: tuple[Change, ...]
     since: tuple[int, ...]
     until: tuple[int, ...] | None
     platform: str
