@@ -3,7 +3,7 @@
 nox -s kimi     the whole pipeline on the tiny target, from conversations to a served head
 nox -s tests    all tests: without vLLM, then on real vLLM
 nox -s bench    what the factories cost beside vLLM's own constructors
-nox -s live     the live tests on every release
+nox -s matrix   the live tests on every release, within a budget of time and disk
 nox -s lint     ruff, mypy, import-linter, stale documents
 
 nox -s contract                 a part of the tests: adapters against every recorded release, without vLLM
@@ -71,6 +71,12 @@ def run_live(session: nox.Session, release: str) -> None:
     report = str(Path(session.create_tmp(), "live.xml"))
     session.run(*PYTEST, "tests/live", f"--junitxml={report}", *session.posargs, env=env, success_codes=[0, 1])
     session.run("python", "matrix/record.py", "live", report, env=env)
+
+
+@nox.session(venv_backend="none")
+def matrix(session: nox.Session) -> None:
+    """Every live cell, one after the other: `nox -s matrix -- --hours 5 --gigabytes 25`; `-- --help` has the rest."""
+    session.run(sys.executable, "matrix/whole.py", *session.posargs)
 
 
 @nox.session(python=PYTHON)

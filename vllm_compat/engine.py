@@ -10,6 +10,7 @@ from itertools import takewhile
 from types import TracebackType
 from typing import Any, Protocol
 
+from vllm_compat._per_prompt import PerPrompt
 from vllm_compat._token_ids import plain_token_ids
 from vllm_compat._unset import UNSET
 from vllm_compat.adapters.select import adapter
@@ -397,6 +398,7 @@ class EngineLoop:
         prompts: Iterable[Prompt],
         sampling_params: Any,
         *,
+        lora_request: Any = UNSET,
         max_in_flight: int | None = None,
     ) -> Iterator[FinishedRequest]:
         """Run prompts to the end; yields them in the order given, each as soon as it and all before it are done.
@@ -404,16 +406,18 @@ class EngineLoop:
         Args:
             prompts: Taken lazily, ``max_in_flight`` at a time.
             sampling_params: One SamplingParams for all, or a sequence with one per prompt.
+            lora_request: One LoRARequest for all, or a sequence with one, or None, per prompt.
             max_in_flight: Requests handed to the scheduler at once (default: twice ``max_num_seqs``, so that the batch
                 stays full while finished ones are taken).
 
         Requests added by other calls go on beside these. If the caller stops early, the rest is aborted.
 
         Raises:
-            VllmCompatError: a sequence of sampling params is shorter or longer than the prompts. Those of ``add``.
+            VllmCompatError: a sequence of sampling params or LoRA requests is shorter or longer than the prompts. Those
+            of ``add``.
         """
         limit = max_in_flight or 2 * self.vllm_config.scheduler_config.max_num_seqs
-        each = iter(sampling_params) if isinstance(sampling_params, Sequence) else None
+        options = [PerPrompt("sampling params", sampling_params), PerPrompt("LoRA requests", lora_request)]
         source = iter(prompts)
         order: list[str] = []
         exhausted = False
@@ -424,13 +428,11 @@ class EngineLoop:
                         prompt = next(source)
                     except StopIteration:
                         exhausted = True
-                        if each is not None and next(each, None) is not None:
-                            raise _unpaired("more sampling params than prompts") from None
+                        for each in options:
+                            each.end()
                         break
-                    params = sampling_params if each is None else next(each, None)
-                    if params is None:
-                        raise _unpaired("fewer sampling params than prompts")
-                    order.append(self.add(prompt, params))
+                    params, lora = (each.take() for each in options)
+                    order.append(self.add(prompt, params, lora_request=UNSET if lora is None else lora))
                     self._promised.add(order[-1])
                 while order and order[0] in self._done:
                     self._promised.discard(order[0])
@@ -517,13 +519,4 @@ def _refuse_unserved(request: Any) -> None:
         needed="one generation, ended by tokens or length",
         found=found,
         advice=advice,
-    )
-
-
-def _unpaired(found: str) -> VllmCompatError:
-    return VllmCompatError(
-        "generate with a sequence of sampling params",
-        needed="exactly one per prompt",
-        found=found,
-        advice="pass as many as there are prompts, or a single SamplingParams for all",
     )

@@ -45,19 +45,20 @@ def torch_source(session: nox.Session, torch: str, python: str) -> list[str]:
 def install(session: nox.Session, release: str) -> dict[str, str]:
     """VLLM of a release on a CPU, everything pinned, and this project; returns the environment to run it in.
 
-    What is there already from an earlier run is kept as long as the pins are the same.
+    What is there already from an earlier run is kept as long as the pins are the same; the project itself is installed
+    anew when it is another checkout, or asks for something else.
     """
     cell = recipe(release)
     home = Path(session.virtualenv.location)
     pins = cell.constraints.read_text(encoding="utf-8")
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    marker, preload = home / "vllm-compat-installed.txt", home / "libvllm_compat_runtime.so"
-    if not marker.exists() or marker.read_text() != pins + project:
+    project = f"{ROOT}\n{(ROOT / 'pyproject.toml').read_text(encoding='utf-8')}"
+    marker, preload = home / "vllm-compat-pins.txt", home / "libvllm_compat_runtime.so"
+    linked = home / "vllm-compat-project.txt"
+    if not marker.exists() or marker.read_text() != pins:
         marker.unlink(missing_ok=True)
         source = torch_source(session, cell.torch, cell.python)
         # The pins are everything there is, so nothing is resolved, and what the wheels ask for beyond them stays out.
         session.install("--no-deps", *source, "-r", str(cell.constraints))
-        session.install("--no-deps", "-e", ".")
         where = session.run("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", silent=True)
         packages = Path(str(where).strip())
         if (packages / "torch" / "lib" / "libtorch_cuda.so").exists():
@@ -65,7 +66,10 @@ def install(session: nox.Session, release: str) -> dict[str, str]:
         if cell.borrows:
             _borrow(session, cell, packages / "vllm")
         session.run("python", "matrix/cells/runtime_symbols.py", str(packages / "vllm"), str(preload))
-        marker.write_text(pins + project)
+        marker.write_text(pins)
+    if not linked.exists() or linked.read_text() != project:
+        session.install("--no-deps", "-e", ".")
+        linked.write_text(project)
     environment = {**cell.environment, "VLLM_CACHE_ROOT": str(home / "vllm-cache")}
     if preload.exists():
         environment["LD_PRELOAD"] = ":".join(filter(None, (str(preload), environment.get("LD_PRELOAD"))))

@@ -66,3 +66,9 @@ def structured_outputs(**constraint: Any) -> dict[str, Any]:
     if RELEASE < (0, 11):
         return {"guided_decoding": module.GuidedDecodingParams(**constraint)}
     return {"structured_outputs": module.StructuredOutputsParams(**constraint)}
+
+
+def lora_names(folder: str) -> tuple[str, int, str]:
+    """Name, number and folder of an adapter whose folder ends in its number (``…/lora3``)."""
+    name = folder.rpartition("/")[2]
+    return name, int(name.removeprefix("lora")) + 1, folder

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
 import pytest
+import torch
 from conftest import run_script
-from here import IN_PROCESS
+from here import IN_PROCESS, lora_names
+from safetensors.torch import save_file
+from transformers import AutoConfig
 
 import vllm_compat as vc
 
@@ -21,9 +25,15 @@ SCHEMA = {
 }
 
 
-def _cases(kimi: str, llama: str, prompts: list[list[int]]) -> dict[str, dict[str, Any]]:
+def _cases(kimi: str, llama: str, loras: list[str], prompts: list[list[int]]) -> dict[str, dict[str, Any]]:
     def case(model: str, engine: dict[str, Any], params: list[dict[str, Any]], repeat: int = 1) -> dict[str, Any]:
-        return {"engine": {"model": model, **ENGINE, **engine}, "prompts": prompts, "params": params, "repeat": repeat}
+        return {
+            "engine": {"model": model, **ENGINE, **engine},
+            "prompts": prompts,
+            "params": params,
+            "loras": [None] * len(prompts),
+            "repeat": repeat,
+        }
 
     plain = [GREEDY] * len(prompts)
     constraints: list[dict[str, Any]] = [
@@ -43,15 +53,48 @@ def _cases(kimi: str, llama: str, prompts: list[list[int]]) -> dict[str, dict[st
         "llama-chunked": case(llama, {**chunks, "enable_prefix_caching": False}, plain),
         "llama-prefix-caching": case(llama, {**chunks, "enable_prefix_caching": True}, plain, repeat=2),
         "llama-structured": case(llama, {**chunks, "enable_prefix_caching": True}, structured),
+        "llama-lora": {
+            **case(llama, {**chunks, "enable_lora": True, "max_loras": 2, "max_lora_rank": 8}, plain, repeat=2),
+            "loras": [[None, *loras][i % 3] for i in range(len(prompts))],
+        },
     }
 
 
-NAMES = ("kimi", "kimi-structured", "kimi-seeded", "llama-chunked", "llama-prefix-caching", "llama-structured")
+NAMES = (
+    "kimi",
+    "kimi-structured",
+    "kimi-seeded",
+    "llama-chunked",
+    "llama-prefix-caching",
+    "llama-structured",
+    "llama-lora",
+)
 
 
 @pytest.fixture(scope="module")
-def cases(tiny_kimi: str, tiny_llama: str, prompts: list[list[int]]) -> dict[str, dict[str, Any]]:
-    return _cases(tiny_kimi, tiny_llama, prompts)
+def loras(tiny_llama: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two adapters of the Llama, in PEFT's format, with weights that change its answers."""
+    config = AutoConfig.from_pretrained(tiny_llama)
+    wide = {"q_proj": config.hidden_size, "v_proj": config.num_key_value_heads * config.head_dim}
+    folders = []
+    for seed in (1, 2):
+        folder = tmp_path_factory.mktemp("lora")
+        generator = torch.Generator().manual_seed(seed)
+        weights = {}
+        for layer, (name, width) in itertools.product(range(config.num_hidden_layers), wide.items()):
+            place = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[f"{place}.lora_A.weight"] = torch.randn(8, config.hidden_size, generator=generator)
+            weights[f"{place}.lora_B.weight"] = torch.randn(width, 8, generator=generator) * 0.1
+        save_file(weights, folder / "adapter_model.safetensors")
+        about = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": list(wide), "bias": "none"}
+        (folder / "adapter_config.json").write_text(json.dumps(about))
+        folders.append(str(folder))
+    return folders
+
+
+@pytest.fixture(scope="module")
+def cases(tiny_kimi: str, tiny_llama: str, loras: list[str], prompts: list[list[int]]) -> dict[str, dict[str, Any]]:
+    return _cases(tiny_kimi, tiny_llama, loras, prompts)
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +107,10 @@ def reference(cases: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
 
 def _run(case: dict[str, Any], **arguments: Any) -> list[vc.FinishedRequest]:
     params = [vc.make_sampling_params(**options) for options in case["params"]]
+    loras = [folder and vc.make_lora_request(*lora_names(folder)) for folder in case["loras"]]
     with vc.EngineLoop(vc.make_vllm_config(**case["engine"]), **arguments) as loop:
         for _ in range(case["repeat"]):
-            finished = list(loop.generate(case["prompts"], params))
+            finished = list(loop.generate(case["prompts"], params, lora_request=loras))
     return finished
 
 
@@ -80,7 +124,13 @@ def test_tokens_are_those_of_vllm_llm(name: str, cases: dict[str, Any], referenc
     assert [[list(f.token_ids), f.finish_reason, f.num_cached_tokens] for f in finished] == theirs
     assert any(f.finish_reason == "stop" for f in finished) or name.startswith("llama")
     cached = sum(f.num_cached_tokens for f in finished) > 0
-    assert cached == (name in ("llama-prefix-caching", "llama-structured"))
+    assert cached == (name in ("llama-prefix-caching", "llama-structured", "llama-lora"))
+
+
+def test_adapters_change_the_answers(reference: dict[str, Any]) -> None:
+    """The reference itself used them: adapters that nobody applied would pass the comparison otherwise."""
+    without, with_them = ([tokens for tokens, *_ in reference[name]] for name in ("llama-chunked", "llama-lora"))
+    assert [i % 3 == 0 for i in range(len(without))] == [a == b for a, b in zip(without, with_them, strict=True)]
 
 
 def test_structured_output_is_obeyed(cases: dict[str, Any], reference: dict[str, Any], tokenizer: Any) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import reference_shards
 import torch
 from conftest import FIXTURE, run_script
 from here import CPU_MLA, KIMI_K25, NO_HEADS, NO_KIMI_K25, SERVES_HEADS
@@ -107,6 +108,21 @@ def test_stored_states_are_those_of_each_row_alone(run_dir: Path, tiny_kimi: str
     assert (2, 4, 5, 8) == store.provenance.layers
     for sample, states in zip(chosen, alone, strict=True):
         assert relative_error(sample.hidden_states, states.hidden_states).max() < 5e-3
+
+
+def test_stored_states_are_those_of_another_release(run_dir: Path, record_property: Any) -> None:
+    """The same rows were extracted once with another release: same tokens, same states, so any two releases agree."""
+    about, reference = reference_shards.load()
+    store = Store(run_dir / "extract" / "train")
+    assert about["layers"] == ",".join(map(str, store.provenance.layers))
+    rows = reference_shards.rows_of(reference)
+    here = reference_shards.chosen(store, rows)
+
+    assert all(torch.equal(reference[f"{row}/token_ids"], here[f"{row}/token_ids"]) for row in rows)
+    theirs, ours = (torch.cat([side[f"{row}/hidden_states"] for row in rows]) for side in (reference, here))
+    errors = relative_error(ours, theirs)
+    record_property("relative_error_to_another_release", errors.tolist())
+    assert errors.max() < reference_shards.TOLERANCE, errors
 
 
 def test_summary_has_the_numbers(summary: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Run ``vllm.LLM`` on the cases of a JSON file and print what it generated, as JSON on the last line.
 
-Each case: engine (LLM arguments), prompts (token ids), params (one SamplingParams as a dictionary per prompt), repeat.
+Each case: engine (LLM arguments), prompts (token ids), params (one SamplingParams as a dictionary per prompt), loras
+(the folder of an adapter, or null, per prompt), repeat.
 A case that vLLM itself fails at is a string with the reason.
 """
 
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from here import structured_outputs
+from here import lora_names, structured_outputs
 
 import vllm_compat
 
@@ -22,6 +23,7 @@ def run(case: dict[str, Any]) -> Any:
     """[token ids, finish reason, cached tokens] of every prompt."""
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
+    from vllm.lora.request import LoRARequest
 
     vllm_compat.enable("cpu-shutdown")
     llm = LLM(**case["engine"])
@@ -31,8 +33,9 @@ def run(case: dict[str, Any]) -> Any:
         for options in case["params"]:
             constraint = options.pop("structured_outputs", None)
             params.append(SamplingParams(**options, **(structured_outputs(**constraint) if constraint else {})))
-        for _ in range(case.get("repeat", 1)):
-            outputs = llm.generate(prompts, params, use_tqdm=False)
+        loras = [folder and LoRARequest(*lora_names(folder)) for folder in case["loras"]]
+        for _ in range(case["repeat"]):
+            outputs = llm.generate(prompts, params, use_tqdm=False, lora_request=loras if any(loras) else None)
         return [[list(o.outputs[0].token_ids), o.outputs[0].finish_reason, o.num_cached_tokens] for o in outputs]
     except Exception as error:
         traceback.print_exc()
