@@ -1,0 +1,239 @@
+"""EngineLoop against vllm.LLM on a GPU, and the states of two GPUs against those of one; prints one JSON document.
+
+    python tests/device/check_engine.py --model tests/fixtures/tiny-kimi
+
+Needs vLLM with a CUDA build, transformers and a GPU (two for the second part, which says so otherwise); no package index.
+Targets: a random DeepSeek-V3 with Kimi's head sizes, on the V1 and the V2 model runner, eager and compiled; and Kimi at
+full width (hidden 7168, 64 heads, MLA, 6 layers, 32 experts) with dummy weights. Each case has a process of its own and a
+place in the document, whether it came to its end or not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from check_capture import ENVIRONMENT, build_random, prompts
+
+#: Kimi-K2's shape at full width, with fewer layers and experts.
+WIDE = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "vocab_size": 163840,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "n_shared_experts": 1,
+    "n_routed_experts": 32,
+    "routed_scaling_factor": 2.827,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "qk_nope_head_dim": 128,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+    "norm_topk_prob": True,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "hidden_act": "silu",
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 50000.0,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "num_nextn_predict_layers": 0,
+}
+
+
+def identity(case: dict[str, Any]) -> dict[str, Any]:
+    """Tokens of vllm.LLM and of EngineLoop, one after the other in this process, with the same engine arguments."""
+    import torch
+    from vllm import LLM, SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    import vllm_compat as vc
+
+    options = {"max_tokens": 24, "ignore_eos": True, "detokenize": False}
+    kinds = {"greedy": {"temperature": 0.0}, "seeded": {"temperature": 0.8, "top_p": 0.9, "seed": 7}}
+    inputs = [TokensPrompt(prompt_token_ids=ids) for ids in case["prompts"]]
+    llm = LLM(**case["engine"])
+    theirs = {}
+    for name, kind in kinds.items():
+        outputs = llm.generate(inputs, SamplingParams(**options, **kind), use_tqdm=False)
+        theirs[name] = [list(output.outputs[0].token_ids) for output in outputs]
+    llm.llm_engine.engine_core.shutdown()
+    del llm
+    torch.cuda.empty_cache()
+    report: dict[str, Any] = {}
+    with vc.EngineLoop(vc.make_vllm_config(**case["engine"])) as loop:
+        report["num_gpu_blocks"] = loop.kv_cache_config.num_blocks
+        for name, kind in kinds.items():
+            # All at once, as vllm.LLM adds them: a batch of other rows rounds differently.
+            finished = list(
+                loop.generate(case["prompts"], vc.make_sampling_params(**options, **kind), max_in_flight=len(inputs))
+            )
+            same = [list(done.token_ids) == tokens for done, tokens in zip(finished, theirs[name], strict=True)]
+            report[name] = f"{sum(same)} of {len(same)} prompts token-identical"
+        if case["engine"].get("enforce_eager"):
+            with vc.capture_hidden_states(loop, (2, 4)) as capture:
+                report["runner"] = capture.model_info["runner"]
+    return report
+
+
+def states(case: dict[str, Any]) -> dict[str, Any]:
+    """Hidden states and tokens of every prompt, into a file."""
+    import torch
+    from safetensors.torch import save_file
+
+    import vllm_compat as vc
+
+    params = vc.make_sampling_params(temperature=0.0, max_tokens=8, ignore_eos=True, detokenize=False)
+    kept: dict[str, torch.Tensor] = {}
+    with (
+        vc.EngineLoop(vc.make_vllm_config(**case["engine"])) as loop,
+        vc.capture_hidden_states(loop, case["layers"]) as capture,
+    ):
+        for index, done in enumerate(loop.generate(case["prompts"], params)):
+            captured = capture.pop(done.request_id)
+            length = len(case["prompts"][index])  # what is generated may differ behind a near tie
+            kept[str(index)] = captured.hidden_states[:length].contiguous()
+        runner = capture.model_info["runner"]
+    save_file(kept, case["out"])
+    return {"runner": runner}
+
+
+CASES = {"identity": identity, "states": states}
+
+
+def run(what: str, case: dict[str, Any], environment: dict[str, str], scratch: Path) -> dict[str, Any]:
+    """A case in a process of its own; its report, or the end of what it said."""
+    file = scratch / "case.json"
+    file.write_text(json.dumps(case))
+    began = time.monotonic()
+    command = [sys.executable, __file__, "--case", what, str(file)]
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, **ENVIRONMENT, **environment},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        return {"error": f"not done after {error.timeout} s"}
+    seconds = {"seconds": round(time.monotonic() - began, 1)}
+    if done.returncode:
+        return {"error": (done.stdout + done.stderr)[-3000:], **seconds}
+    return {**json.loads(done.stdout.strip().splitlines()[-1]), **seconds}
+
+
+def identities(model: Path, random: Path, wide: Path, scratch: Path) -> dict[str, Any]:
+    """EngineLoop against vllm.LLM, case by case."""
+    sent = prompts(model)
+    common = {"dtype": "bfloat16", "max_model_len": 1024, "max_num_seqs": 8, "gpu_memory_utilization": 0.5}
+    # In step with the loop, which does not schedule ahead.
+    common |= {"async_scheduling": False, "enable_prefix_caching": False, "skip_tokenizer_init": True}
+    small = {**common, "model": str(random)}
+    full = {**common, "model": str(wide), "load_format": "dummy"}
+    report: dict[str, Any] = {}
+    for runner, flag in {"v1": "0", "v2": "1"}.items():
+        for name, engine in {
+            f"random-with-mla, {runner}, eager": {**small, "enforce_eager": True},
+            f"random-with-mla, {runner}, compiled": small,
+            f"full width, {runner}, eager": {**full, "enforce_eager": True},
+        }.items():
+            case = {"engine": engine, "prompts": sent}
+            report[name] = run("identity", case, {"VLLM_USE_V2_MODEL_RUNNER": flag}, scratch)
+    return report
+
+
+def two_gpus(model: Path, random: Path, scratch: Path) -> dict[str, Any]:
+    """States of two GPUs against those of one."""
+    import torch
+    from safetensors.torch import load_file
+
+    if torch.cuda.device_count() < 2:
+        return {"left out": "one GPU here"}
+    engine = {"model": str(random), "dtype": "bfloat16", "enforce_eager": True, "max_model_len": 1024}
+    engine |= {"gpu_memory_utilization": 0.3, "max_num_seqs": 8, "enable_prefix_caching": False}
+    report: dict[str, Any] = {}
+    for runner, flag in {"v1": "0", "v2": "1"}.items():
+        kept = {}
+        for size in (1, 2):
+            out = scratch / f"tp{size}.safetensors"
+            case = {
+                "engine": {**engine, "tensor_parallel_size": size},
+                "prompts": prompts(model),
+                "layers": [0, 2, 4, 5, 8],
+            }
+            environment = {"VLLM_USE_V2_MODEL_RUNNER": flag, "NCCL_NVLS_ENABLE": "0"}
+            report[f"{runner}, {size}"] = run("states", {**case, "out": str(out)}, environment, scratch)
+            if "error" not in report[f"{runner}, {size}"]:
+                kept[size] = load_file(out)
+        if len(kept) == 2:
+            # The median: a router's near tie that rounding decides otherwise sends a token through another expert.
+            errors = torch.cat(
+                [
+                    (kept[1][key].float() - kept[2][key].float()).norm(dim=2)
+                    / kept[1][key].float().norm(dim=2).clamp(1e-9)
+                    for key in kept[1]
+                ]
+            )
+            report[f"{runner}, median relative error per boundary"] = [f"{e:.1e}" for e in errors.median(dim=0).values]
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("engine.json"))
+    parser.add_argument("--only", choices=("identity", "two-gpus"))
+    parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.case:
+        what, file = arguments.case
+        print(json.dumps(CASES[what](json.loads(Path(file).read_text()))))
+        return
+    import torch
+
+    import vllm_compat as vc
+
+    here = vc.installed()
+    report: dict[str, Any] = {"vllm": here.version, "distribution": here.distribution, "torch": torch.__version__}
+    report |= {"gpu": torch.cuda.get_device_name(), "gpus": torch.cuda.device_count()}
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        random = build_random(scratch / "random", arguments.model)
+        wide = scratch / "wide"
+        wide.mkdir()
+        (wide / "config.json").write_text(json.dumps(WIDE))
+        # After each part: a machine's time may end before the last one.
+        if arguments.only != "two-gpus":
+            report["EngineLoop against vllm.LLM"] = identities(arguments.model, random, wide, scratch)
+            arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+        if arguments.only != "identity":
+            report["two GPUs against one"] = two_gpus(arguments.model, random, scratch)
+            arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()
