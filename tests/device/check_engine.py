@@ -2,10 +2,10 @@
 
     python tests/device/check_engine.py --model tests/fixtures/tiny-kimi
 
-Needs vLLM with a CUDA build, transformers and a GPU (two for the second part, which says so otherwise); no package index.
-Targets: a random DeepSeek-V3 with Kimi's head sizes, on the V1 and the V2 model runner, eager and compiled; and Kimi at
-full width (hidden 7168, 64 heads, MLA, 6 layers, 32 experts) with dummy weights. Each case has a process of its own and a
-place in the document, whether it came to its end or not.
+Needs vLLM with a CUDA build, transformers and a GPU (two for the second part, which says so otherwise); no package
+index. Targets: a random DeepSeek-V3 with Kimi's head sizes, on the V1 and the V2 model runner, eager and compiled; and
+Kimi at full width (hidden 7168, 64 heads, MLA, 6 layers, 32 experts) with dummy weights. Each case has a process of its
+own and a place in the document, whether it came to its end or not.
 """
 
 from __future__ import annotations
