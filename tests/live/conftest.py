@@ -44,7 +44,7 @@ UNRAISABLE = "pytest.PytestUnraisableExceptionWarning"
 #: What older releases do, and warnings that are errors would stop at: before which release, and the filter.
 NOISE = (
     # The executor with worker processes leaves its sockets to the garbage collector.
-    ((0, 28), f"ignore:Exception ignored in. <function (Socket|Context).__del__:{UNRAISABLE}"),
+    ((0, 32), f"ignore:Exception ignored in. <function (Socket|Context).__del__:{UNRAISABLE}"),
     # So does the search for the machine's address.
     ((0, 12), f"ignore:Exception ignored in. <socket.socket:{UNRAISABLE}"),
     # intel_extension_for_pytorch, which the CPU builds of that time run on, imports pkg_resources.

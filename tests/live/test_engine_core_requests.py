@@ -83,8 +83,8 @@ def test_it_is_what_vllms_front_end_makes(scheduler_config: Any) -> None:
     ours = vc.make_engine_core_request(
         "r", ids, params, eos_token_id=2030, arrival_time=1.5, priority=3, cache_salt="salt"
     )
-    # What the front end takes from the engine's configuration is its own matter (0.30.0).
-    assert by_release(("0", []), ("0.30.0", [".sampling_params.watermarking"])) == [
+    # What the front end takes from the engine's configuration is its own matter (0.32.0).
+    assert by_release(("0", []), ("0.32.0", [".sampling_params.watermarking"])) == [
         found.partition(":")[0] for found in differences(theirs, ours)
     ]
     assert params is not ours.sampling_params  # a copy got the end-of-sequence id
