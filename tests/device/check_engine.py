@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +125,11 @@ CASES = {"identity": identity, "states": states}
 
 def run(what: str, case: dict[str, Any], environment: dict[str, str], scratch: Path) -> dict[str, Any]:
     """A case in a process of its own; its report, or the end of what it said."""
-    file = scratch / "case.json"
-    file.write_text(json.dumps(case))
+    with tempfile.NamedTemporaryFile("w", dir=scratch, suffix=".json", delete=False) as writer:
+        json.dump(case, writer)
+    file = writer.name
     began = time.monotonic()
-    command = [sys.executable, __file__, "--case", what, str(file)]
+    command = [sys.executable, __file__, "--case", what, file]
     try:
         done = subprocess.run(
             command,
@@ -147,22 +149,32 @@ def run(what: str, case: dict[str, Any], environment: dict[str, str], scratch: P
 
 def identities(model: Path, random: Path, wide: Path, scratch: Path) -> dict[str, Any]:
     """EngineLoop against vllm.LLM, case by case."""
+    import torch
+
     sent = prompts(model)
     common = {"dtype": "bfloat16", "max_model_len": 1024, "max_num_seqs": 8, "gpu_memory_utilization": 0.5}
     # In step with the loop, which does not schedule ahead.
     common |= {"async_scheduling": False, "enable_prefix_caching": False, "skip_tokenizer_init": True}
     small = {**common, "model": str(random)}
     full = {**common, "model": str(wide), "load_format": "dummy"}
-    report: dict[str, Any] = {}
-    for runner, flag in {"v1": "0", "v2": "1"}.items():
-        for name, engine in {
-            f"random-with-mla, {runner}, eager": {**small, "enforce_eager": True},
-            f"random-with-mla, {runner}, compiled": small,
-            f"full width, {runner}, eager": {**full, "enforce_eager": True},
-        }.items():
-            case = {"engine": engine, "prompts": sent}
-            report[name] = run("identity", case, {"VLLM_USE_V2_MODEL_RUNNER": flag}, scratch)
-    return report
+    engines = {
+        "random-with-mla, eager": {**small, "enforce_eager": True},
+        "random-with-mla, compiled": small,
+        "full width, eager": {**full, "enforce_eager": True},
+    }
+
+    def on_runner(runner: str, flag: str, gpu: int) -> dict[str, Any]:
+        environment = {"VLLM_USE_V2_MODEL_RUNNER": flag, "CUDA_VISIBLE_DEVICES": str(gpu)}
+        return {
+            f"{name}, {runner}": run("identity", {"engine": engine, "prompts": sent}, environment, scratch)
+            for name, engine in engines.items()
+        }
+
+    # A runner on each GPU at the same time, if there are two.
+    gpus = torch.cuda.device_count()
+    with ThreadPoolExecutor(min(gpus, 2)) as pool:
+        both = [pool.submit(on_runner, "v1", "0", 0), pool.submit(on_runner, "v2", "1", min(1, gpus - 1))]
+    return {name: report for runner in both for name, report in runner.result().items()}
 
 
 def two_gpus(model: Path, random: Path, scratch: Path) -> dict[str, Any]:
