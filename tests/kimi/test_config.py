@@ -116,7 +116,7 @@ def test_overrides(tmp_path: Path) -> None:
     assert cfg.train.max_seconds is None
     assert "llama" == cfg.train.architecture
     assert tmp_path == cfg.run_dir
-    assert {"enforce_eager": True, "block_size": 16} == cfg.target.engine_args
+    assert {"enforce_eager": True, "gpu_memory_utilization": 0.3, "block_size": 16} == cfg.target.engine_args
     assert (1, 2, 3) == cfg.extract.layers
     assert cfg.prepare.thinking is True
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from here import BLOCK_SIZE, IN_PROCESS, RELEASE
+from here import BLOCK_SIZE, EAGER, IN_PROCESS, RELEASE
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on CPU the worker stays in this process
@@ -149,7 +149,7 @@ def loop(tiny_llama: str) -> Iterator[Any]:
     config = vc.make_vllm_config(
         model=tiny_llama,
         dtype="float32",
-        enforce_eager=True,
+        **EAGER,
         max_model_len=512,
         max_num_batched_tokens=64,
         block_size=BLOCK_SIZE,
@@ -169,7 +169,7 @@ def scheduler_config(tiny_llama: str) -> Any:
     return vc.make_vllm_config(
         model=tiny_llama,
         dtype="float32",
-        enforce_eager=True,
+        **EAGER,
         max_model_len=256,
         max_num_batched_tokens=64,
         block_size=BLOCK_SIZE,

@@ -29,6 +29,10 @@ def hash_functions() -> Any:
     return importlib.import_module(by_release(("0", "vllm.utils"), ("0.11.1", "vllm.utils.hashing")))
 
 
+#: Engine arguments of every engine here: eager, and content with a part of the memory. A CPU worker of 0.32 does not
+#: start where less than this share is free, and its default is 0.92.
+EAGER = {"enforce_eager": True, "gpu_memory_utilization": 0.3}
+
 #: Engine arguments that keep the worker in this process: from 0.20.0 to 0.22.1 the CPU platform turns "uni" into "mp".
 IN_PROCESS = by_release(
     ("0", {}),

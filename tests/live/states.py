@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from here import IN_PROCESS
+from here import EAGER, IN_PROCESS
 
 import vllm_compat as vc
 
@@ -41,7 +41,7 @@ def open_loop(model: str, dtype: str = "float32", num_blocks: int | None = None,
     arguments = {
         "model": model,
         "dtype": dtype,
-        "enforce_eager": True,
+        **EAGER,
         "max_model_len": 512,
         "max_num_seqs": 4,
         "enable_prefix_caching": False,

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from conftest import run_script
-from here import IN_PROCESS, lora_names
+from here import EAGER, IN_PROCESS, lora_names
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
 import vllm_compat as vc
 
-ENGINE = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512, "max_num_seqs": 4, **IN_PROCESS}
+ENGINE = {"dtype": "float32", **EAGER, "max_model_len": 512, "max_num_seqs": 4, **IN_PROCESS}
 GREEDY = {"temperature": 0.0, "max_tokens": 24}
 SCHEMA = {
     "type": "object",

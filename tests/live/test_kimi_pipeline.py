@@ -230,7 +230,7 @@ def test_kimi_k25_runs_through_the_pipeline(tmp_path: Path) -> None:
     settings = [
         *SMALL,
         f"target.model={model}",
-        "target.engine_args={enforce_eager=true, language_model_only=true}",
+        "target.engine_args={enforce_eager=true, gpu_memory_utilization=0.3, language_model_only=true}",
         "prepare.max_conversations=20",
         "train.steps=10",
         "evaluate.num_prompts=4",

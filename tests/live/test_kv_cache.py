@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from here import BLOCK_SIZE, RELEASE, by_release
+from here import BLOCK_SIZE, EAGER, RELEASE, by_release
 from recording_connector import RecordingConnector
 from states import Reference, captured_states, open_loop, relative_error
 
@@ -17,7 +17,7 @@ import vllm_compat as vc
 def _config(model: str, **options: Any) -> Any:
     return vc.make_vllm_config(
         model=model,
-        **{"dtype": "float32", "enforce_eager": True, "max_model_len": 256, "block_size": 32, **options},
+        **{"dtype": "float32", **EAGER, "max_model_len": 256, "block_size": 32, **options},
     )
 
 

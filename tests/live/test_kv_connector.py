@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from here import BLOCK_SIZE, RELEASE
+from here import BLOCK_SIZE, EAGER, RELEASE
 from saving_connector import SavingConnector, Work
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import base as native
@@ -256,7 +256,7 @@ def test_a_capture_does_not_begin_where_a_connector_cannot_be_held_back(tiny_lla
 
     for role, refused in (("kv_both", True), ("kv_consumer", True), ("kv_producer", False)):
         transfer = vc.make_kv_transfer_config(SavingConnector, role)
-        settings = vc.make_vllm_config(model=tiny_llama, enforce_eager=True, kv_transfer_config=transfer)
+        settings = vc.make_vllm_config(model=tiny_llama, **EAGER, kv_transfer_config=transfer)
         settings.parallel_config.worker_extension_cls = "vllm_compat.capture.worker.HiddenStatesWorkerExtension"
         loop: Any = SimpleNamespace(vllm_config=settings, scheduler=AsksNobody())
         # Whoever is not refused goes on to the workers, of which this loop has none.
@@ -273,7 +273,8 @@ from keeping import KeepingConnector
 
 if __name__ == "__main__":
     config = vc.make_vllm_config(
-        model=sys.argv[1], dtype="float32", enforce_eager=True, max_model_len=256, block_size=BLOCK_SIZE,
+        model=sys.argv[1], dtype="float32", enforce_eager=True, gpu_memory_utilization=0.3, max_model_len=256,
+        block_size=BLOCK_SIZE,
         distributed_executor_backend="mp",
         kv_transfer_config=vc.make_kv_transfer_config(KeepingConnector, extra={"folder": sys.argv[2]}),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from here import NO_SPECULATION, SPECULATES
+from here import EAGER, NO_SPECULATION, SPECULATES
 from states import open_loop
 from test_engine_loop import Failing
 
@@ -36,10 +36,10 @@ def test_shutdown_goes_on_when_a_step_of_it_fails(tiny_llama: str, prompts: list
 
 def test_a_loop_that_cannot_be_made_frees_the_process(tiny_llama: str, prompts: list[list[int]]) -> None:
     """Whether the model, the cache or the scheduler is at fault."""
-    config = vc.make_vllm_config(model=tiny_llama, dtype="float32", enforce_eager=True, max_model_len=64)
+    config = vc.make_vllm_config(model=tiny_llama, dtype="float32", **EAGER, max_model_len=64)
     with pytest.raises(vc.VllmCompatError, match="num_blocks of at least 1"):
         vc.EngineLoop(config, num_blocks=0)
-    config = vc.make_vllm_config(model=tiny_llama, dtype="float32", enforce_eager=True, max_model_len=64)
+    config = vc.make_vllm_config(model=tiny_llama, dtype="float32", **EAGER, max_model_len=64)
     with pytest.raises(vc.VllmCompatError, match="scheduler_cls='fancy'"):
         vc.EngineLoop(config, num_blocks=8, scheduler_cls="fancy")
     params = vc.make_sampling_params(temperature=0.0, max_tokens=2)
@@ -53,7 +53,7 @@ def test_drafts_need_the_scheduler_that_the_config_means(tiny_llama: str) -> Non
     config = vc.make_vllm_config(
         model=tiny_llama,
         dtype="float32",
-        enforce_eager=True,
+        **EAGER,
         max_model_len=128,
         speculative_config={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2},
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import run_script
-from here import BLOCK_SIZE, RELEASE, by_release
+from here import BLOCK_SIZE, EAGER, RELEASE, by_release
 from vllm import SamplingParams
 
 import vllm_compat as vc
@@ -65,7 +65,7 @@ def test_a_scheduler_keeps_its_hasher(tiny_llama: str) -> None:
         config = vc.make_vllm_config(
             model=tiny_llama,
             dtype="float32",
-            enforce_eager=True,
+            **EAGER,
             max_model_len=256,
             block_size=BLOCK_SIZE * factor,
             enable_prefix_caching=True,

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from here import BLOCK_SIZE, by_release, hash_functions
+from here import BLOCK_SIZE, EAGER, by_release, hash_functions
 
 
 def main(case: str, model: str) -> None:
@@ -16,7 +16,7 @@ def main(case: str, model: str) -> None:
     config = vc.make_vllm_config(
         model=model,
         dtype="float32",
-        enforce_eager=True,
+        **EAGER,
         max_model_len=256,
         block_size=BLOCK_SIZE,
         enable_prefix_caching=True,

@@ -6,6 +6,9 @@ import json
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from here import EAGER
+
 
 def main(path: str) -> None:
     from vllm import LLM, SamplingParams
@@ -22,7 +25,7 @@ def main(path: str) -> None:
         llm = LLM(
             case["target"],
             dtype="float32",
-            enforce_eager=True,
+            **EAGER,
             max_model_len=1024,
             max_num_seqs=8,
             speculative_config=speculative,
