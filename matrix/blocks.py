@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import api_blocks
+import device_blocks
 import fit
 from markdown_table import table as _table
 
@@ -50,7 +51,8 @@ class Results:
     def by_release(self, prefix: str) -> list[Any]:
         """Those named ``prefix`` + release, newest release first."""
         numbers = {name: parse_release(name.removeprefix(prefix)) for name in self.names() if name.startswith(prefix)}
-        return [self[name] for name in sorted(numbers, key=lambda name: numbers[name] or (), reverse=True)]
+        named = {name: release for name, release in numbers.items() if release is not None}
+        return [self[name] for name in sorted(named, key=lambda name: named[name], reverse=True)]
 
     def __getitem__(self, name: str) -> Any:
         self.used.add(name)
@@ -355,6 +357,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "kimi-tiny": kimi_tiny,
     "boundaries": boundaries,
     "device": device,
+    "device-engine": lambda results: "\n\n".join(map(device_blocks.engine, results.by_release("device/engine/"))),
     "bench": bench,
     "moved": lambda _: api_blocks.moved(),
     "plugin-changes": lambda _: api_blocks.plugin_changes(),
