@@ -4,6 +4,7 @@ nox -s kimi     the whole pipeline on the tiny target, from conversations to a s
 nox -s tests    all tests: without vLLM, then on real vLLM
 nox -s bench    what the factories cost beside vLLM's own constructors
 nox -s matrix   the live tests on every release, within a budget of time and disk
+nox -s speculators    speculators, unmodified, on every release
 nox -s lint     ruff, mypy, import-linter, stale documents
 
 nox -s contract                 a part of the tests: adapters against every recorded release, without vLLM
@@ -19,7 +20,7 @@ import nox
 
 sys.path.insert(0, str(Path(__file__).parent / "matrix"))
 from cells.install import freeze_pins, install
-from cells.recipe import KERNELS, NIGHTLY, NIGHTLY_PYTHON, PYTHON, recipe, rows
+from cells.recipe import KERNELS, NIGHTLY, NIGHTLY_PYTHON, PYTHON, numbers, recipe, rows
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv"
@@ -30,6 +31,7 @@ nox.options.sessions = ["lint", "tests"]
 NEWEST = KERNELS
 OLDEST, *_, LAST = RELEASES = list(rows())
 SMOKE = (OLDEST, "0.16.0", LAST)
+SPECULATORS = ("0.3.0", "0.4.0")
 PYTEST = ("python", "-m", "pytest", "-p", "no:cacheprovider")
 
 
@@ -48,7 +50,7 @@ def tests(session: nox.Session) -> None:
         session.run(*PYTEST, *session.posargs, env=env)
         return
     # The first need no engine and share the cores; the second have one engine at a time.
-    session.run(*PYTEST, "-n", "2", "tests/unit", "tests/contract", "tests/kimi", env=env)
+    session.run(*PYTEST, "-n", "2", "tests/unit", "tests/contract", "tests/patches", "tests/kimi", env=env)
     session.run(*PYTEST, "tests/live", env=env)
 
 
@@ -78,6 +80,24 @@ def run_live(session: nox.Session, release: str) -> None:
 def matrix(session: nox.Session) -> None:
     """Every live cell, one after the other: `nox -s matrix -- --hours 5 --gigabytes 25`; `-- --help` has the rest."""
     session.run(sys.executable, "matrix/whole.py", *session.posargs)
+
+
+@nox.session(python=PYTHON)
+@nox.parametrize("release", [nox.param(r, id=r, tags=["libraries"]) for r in RELEASES if numbers(r) >= (0, 11)])
+def speculators(session: nox.Session, release: str) -> None:
+    """speculators, unmodified, on one release: `nox -s "speculators(0.32.0)"`. Without an id: on every release.
+
+    Its script is in its repository alone; where that is out of reach, SPECULATORS_SCRIPTS names a folder with
+    <version>/data_generation_offline.py.
+    """
+    env = install(session, release)
+    reports = []
+    for version in SPECULATORS:
+        session.install("--no-deps", "-r", "matrix/constraints/speculators.txt", f"speculators=={version}")
+        reports.append(str(Path(session.create_tmp(), f"speculators-{version}.xml")))
+        command = (*PYTEST, "tests/live/speculators", f"--junitxml={reports[-1]}", *session.posargs)
+        session.run(*command, env=env, success_codes=[0, 1])
+    session.run("python", "matrix/record.py", "speculators", *reports, env=env)
 
 
 @nox.session(python=PYTHON)

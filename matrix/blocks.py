@@ -17,6 +17,7 @@ from typing import Any
 import api_blocks
 import device_blocks
 import fit
+import library_blocks
 from markdown_table import table as _table
 
 import vllm_compat
@@ -351,6 +352,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "known-bad": known_bad,
     "adapters": adapters,
     "patches": patches,
+    "speculators": lambda results: library_blocks.speculators(results.by_release("speculators/")),
     "public-names": public_names,
     "stages": stages,
     "config-keys": config_keys,

@@ -1,7 +1,8 @@
 """Write down what a run measured, in ``results/``; ``render.py`` makes the tables of it.
 
     python matrix/record.py kimi runs/tiny/summary.json
-    python matrix/record.py live live.xml      (nox -s live does this)
+    python matrix/record.py live live.xml                   (nox -s live does this)
+    python matrix/record.py speculators 0.3.xml 0.4.xml     (nox -s speculators)
 
 Run it on the machine that measured, with the Python that has its vLLM.
 """
@@ -21,7 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from cells import results
+from cells import library_results, results
 from cells.recipe import recipe, rows
 
 from vllm_compat import DataError, VllmCompatError, installed
@@ -62,19 +63,27 @@ def kimi(summary: Path) -> tuple[str, dict[str, Any]]:
 
 def live(junit: Path) -> tuple[str, dict[str, Any]]:
     """The result of the live tests on the installed release, from their junit file; failures are told as such."""
+    return _on_this_release("live", results.began(junit), results.read(junit))
+
+
+def speculators(junit: Path, *more: Path) -> tuple[str, dict[str, Any]]:
+    """The result of speculators' tests on the installed release, from the junit file of each of its versions."""
+    return _on_this_release("speculators", results.began(junit), library_results.read((junit, *more)))
+
+
+def _on_this_release(what: str, began: str, numbers: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     here = installed()
-    began = results.began(junit)
     known = ".".join(map(str, here.release or ()))
     release = known if known in rows() else here.version
     kernels = recipe(release).borrows if release in rows() else ""
-    return f"live/{release}", {
+    return f"{what}/{release}", {
         **provenance(began, began),
         "release": release,
         "distribution": f"{here.distribution} {here.version}",
         "kernels": f"native kernels of {kernels}" if kernels else "native kernels",
         "torch": metadata.version("torch"),
-        "command": f'nox -s "live({release})"' if release in rows() else "nox -s live-nightly",
-        "numbers": results.read(junit),
+        "command": f'nox -s "{what}({release})"' if release in rows() else f"nox -s {what}-nightly",
+        "numbers": numbers,
     }
 
 
@@ -105,11 +114,11 @@ def _differences(run: Config, preset: Config) -> list[str]:
 def main(arguments: list[str]) -> int:
     """Write one results file; 1 when nothing may be recorded, or a live test failed (which is recorded)."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("what", choices=("kimi", "live"))
-    parser.add_argument("file", type=Path, help="summary.json of a run, or a junit file")
+    parser.add_argument("what", choices=("kimi", "live", "speculators"))
+    parser.add_argument("files", type=Path, nargs="+", help="summary.json of a run, or junit files")
     given = parser.parse_args(arguments)
     try:
-        name, result = {"kimi": kimi, "live": live}[given.what](given.file)
+        name, result = {"kimi": kimi, "live": live, "speculators": speculators}[given.what](*given.files)
     except (VllmCompatError, OSError) as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 1
@@ -117,7 +126,8 @@ def main(arguments: list[str]) -> int:
     path.parent.mkdir(exist_ok=True, parents=True)
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"{path.relative_to(ROOT)}: now run `python matrix/render.py`")
-    failed = result["numbers"].get("counts", {}).get("failed", 0)
+    counted = result["numbers"].values() if given.what == "speculators" else (result["numbers"],)
+    failed = sum(numbers.get("counts", {}).get("failed", 0) for numbers in counted)
     if failed:
         sys.stderr.write(f"{failed} live tests failed on vLLM {result['release']}\n")
     return 1 if failed else 0

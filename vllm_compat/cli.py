@@ -87,6 +87,27 @@ def releases(*, as_json: JsonOption = False) -> None:
     Console().print(shown)
 
 
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def run(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="COMMAND", help="After `--`: python script.py and its arguments.")
+    ] = None,
+    *,
+    patch: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only this patch; may be given again. Default: those of other libraries."),
+    ] = None,
+) -> None:
+    """Run a Python script with patches of the libraries that it imports, in all of its processes.
+
+    `vllm-compat run -- python data_generation_offline.py --target-model-path …`
+    """
+    from vllm_compat.launch import execute
+    from vllm_compat.patches import CATALOGUE
+
+    execute(words or [], patch or [each.name for each in CATALOGUE if each.library])
+
+
 @app.command()
 def diff(
     old: Annotated[str, typer.Argument(metavar="OLD", help="A recorded release or nightly, such as 0.31.0.")],

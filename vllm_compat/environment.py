@@ -188,6 +188,19 @@ def _owner(entry: EntryPoint) -> str:
     return str(distribution.name) if distribution is not None else ""
 
 
+def _what_to_do(version: str) -> str:
+    from vllm_compat.patches import CATALOGUE
+
+    if any(patch.library == "speculators" and patch.fits_library() for patch in CATALOGUE):
+        return (
+            "Run its script as `vllm-compat run -- python data_generation_offline.py …`, or call "
+            'vllm_compat.enable("speculators") before it is imported: its generator then works here.'
+        )
+    return (
+        f"Nothing is known of data generation by speculators {version}: capture with vllm_compat.capture_hidden_states."
+    )
+
+
 def speculators(here: Installed) -> Iterator[Finding]:
     """Compare the vLLM that speculators declares (in an extra, so no installer enforces it) with this one."""
     import importlib.metadata
@@ -210,5 +223,5 @@ def speculators(here: Installed) -> Iterator[Finding]:
         yield Finding(
             level="hint",
             what=f"speculators {version} generates data with vllm{wanted} only; this is {here.version}.",
-            advice="Capture hidden states with vllm_compat.capture_hidden_states instead.",
+            advice=_what_to_do(version),
         )

@@ -36,7 +36,7 @@ def read(junit: Path) -> dict[str, Any]:
         if folder != "tests.live":
             continue
         name = f"{module}.py::{case.get('name')}"
-        outcome = _outcome(case)
+        outcome = outcome_of(case)
         # The call and the teardown of one test are two cases when both failed.
         if name not in tests or outcome != "passed":
             tests[name] = outcome
@@ -68,7 +68,8 @@ def began(junit: Path) -> str:
     return str(suite.get("timestamp"))
 
 
-def _outcome(case: ElementTree.Element) -> str | list[str]:
+def outcome_of(case: ElementTree.Element) -> str | list[str]:
+    """What came of a test: "passed", or [failed, deviation or skipped, its reason]."""
     for kind in ("failure", "error"):
         found = case.find(kind)
         if found is not None:

@@ -169,6 +169,11 @@ class Recorder:
             )
         return states
 
+    def take_all(self) -> dict[str, torch.Tensor]:
+        """Request id -> [T, L, H] of every request, as far as it was computed. CaptureError as in ``take``."""
+        ends = {name: max(c.start + len(c.states) for c in chunks) for name, chunks in self._chunks.items()}
+        return {name: self.take(name, end) for name, end in ends.items()}
+
     def drop(self, request_ids: Sequence[str]) -> None:
         """Forget requests that nobody will take."""
         for request_id in request_ids:

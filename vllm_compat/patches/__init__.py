@@ -19,9 +19,24 @@ from vllm_compat.errors import VllmCompatError
 from vllm_compat.installed import installed
 from vllm_compat.patches.catalogue import CATALOGUE
 from vllm_compat.patches.environment_variable import VARIABLE, forget, note, noted
+from vllm_compat.patches.lend import Lend
 from vllm_compat.patches.patch import Change, Patch, Wrap
+from vllm_compat.patches.replace import Replace
 
-__all__ = ["CATALOGUE", "VARIABLE", "Change", "Patch", "Wrap", "disable", "enable", "enable_noted", "enabled", "noted"]
+__all__ = [
+    "CATALOGUE",
+    "VARIABLE",
+    "Change",
+    "Lend",
+    "Patch",
+    "Replace",
+    "Wrap",
+    "disable",
+    "enable",
+    "enable_noted",
+    "enabled",
+    "noted",
+]
 
 _lock = threading.RLock()
 _switched_on: dict[str, _SwitchedOn] = {}
@@ -59,14 +74,18 @@ def enable(name: str) -> bool:
 
     Returns:
         Whether it is on in this process: False when this release or platform does not need it, its target is not
-        installed, or it is for another kind of process.
+        installed or not in a version that it is for, or it is for another kind of process.
 
     Raises:
         VllmCompatError: there is no such patch. AttributeError: its target is imported and lacks what it changes.
     """
     patch = _find(name)
     here = installed()
-    if not patch.applies(here.release, here.platform) or not all(_is_there(change) for change in patch.changes):
+    if not (
+        patch.applies(here.release, here.platform)
+        and patch.fits_library()
+        and all(_is_there(change) for change in patch.changes)
+    ):
         return False
     for change in patch.changes:
         if change.module in sys.modules:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_compat.patches import cpu_shutdown, llvmlite_proxy
+from vllm_compat.patches import cpu_shutdown, llvmlite_proxy, speculators
 from vllm_compat.patches.patch import Patch
 
-CATALOGUE: tuple[Patch, ...] = (llvmlite_proxy.PATCH, cpu_shutdown.PATCH)
+CATALOGUE: tuple[Patch, ...] = (llvmlite_proxy.PATCH, cpu_shutdown.PATCH, speculators.PATCH)

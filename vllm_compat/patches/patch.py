@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal, Protocol
+
+from vllm_compat._versions import parse
 
 __all__ = ["Change", "Patch", "Wrap"]
 
@@ -69,6 +72,8 @@ class Patch:
         why: What goes wrong without it.
         upstream: Where to read about it.
         remove_when: What has to happen for this patch to be deleted.
+        library: Distribution whose code is changed, where its own version matters besides vLLM's.
+        library_since, library_until: First version of it that this is for, and first one that it is not for.
     """
 
     name: str
@@ -80,6 +85,9 @@ class Patch:
     why: str
     upstream: str
     remove_when: str
+    library: str = ""
+    library_since: tuple[int, ...] = ()
+    library_until: tuple[int, ...] | None = None
 
     def applies(self, release: tuple[int, ...] | None, platform: str) -> bool:
         """Whether a vLLM of ``release`` on ``platform`` needs it. An unknown release counts as the newest."""
@@ -88,3 +96,16 @@ class Patch:
         if release is None:
             return self.until is None
         return self.since <= release and (self.until is None or release < self.until)
+
+    def fits_library(self) -> bool:
+        """Whether the installed version of ``library`` is one that it is for. An unknown version is not."""
+        if not self.library:
+            return True
+        try:
+            version = parse(importlib.metadata.version(self.library))
+        except importlib.metadata.PackageNotFoundError:
+            return False
+        if version is None:
+            return False
+        release = version.release
+        return self.library_since <= release and (self.library_until is None or release < self.library_until)

@@ -1,0 +1,58 @@
+"""What the tests of a library on a release showed, from the junit file of each version of the library."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from cells.results import outcome_of
+from vllm_compat import DataError
+
+#: What ``tests/live/speculators/conftest.py`` writes beside a test.
+PROPERTY = "speculators_figure"
+
+
+def read(junits: Sequence[Path], folder: str = "tests.live.speculators") -> dict[str, Any]:
+    """Version of the library -> what its run showed.
+
+    Returns:
+        counts: Outcome -> number of tests. tests: Test -> "passed", or [outcome, reason]. seconds: Of the run. figures:
+        Model -> what it was compared with -> the largest error of a boundary over a batch.
+
+    Raises:
+        DataError: a file has no figure, so that nothing says which version it is about.
+    """
+    made = {}
+    for junit in junits:
+        suites = list(ElementTree.parse(junit).getroot().iter("testsuite"))  # noqa: S314 - pytest wrote it here
+        tests: dict[str, Any] = {}
+        figures: dict[str, dict[str, float]] = {}
+        versions = set()
+        for case in (case for suite in suites for case in suite.iter("testcase")):
+            parent, _, module = case.get("classname", "").rpartition(".")
+            if parent != folder:
+                continue
+            name, outcome = f"{module}.py::{case.get('name')}", outcome_of(case)
+            if name not in tests or outcome != "passed":
+                tests[name] = outcome
+            for item in (item for item in case.iter("property") if item.get("name") == PROPERTY):
+                version, model, against, error = json.loads(item.get("value", ""))
+                versions.add(version)
+                mine = figures.setdefault(model, {})
+                mine[against] = max(error, mine.get(against, 0.0))
+        if len(versions) != 1:
+            raise DataError(
+                f"recording {junit}", needed="the run of one version of the library", found=f"{sorted(versions)}"
+            )
+        outcomes = Counter(outcome if isinstance(outcome, str) else outcome[0] for outcome in tests.values())
+        made[versions.pop()] = {
+            "counts": dict(sorted(outcomes.items())),
+            "seconds": round(sum(float(suite.get("time", 0)) for suite in suites)),
+            "figures": {model: dict(sorted(figures[model].items())) for model in sorted(figures)},
+            "tests": dict(sorted(tests.items())),
+        }
+    return dict(sorted(made.items()))
