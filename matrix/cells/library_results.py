@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 from cells.results import outcome_of
 from vllm_compat import DataError
 
-#: What ``tests/live/speculators/conftest.py`` writes beside a test.
+#: What ``tests/live/speculators/beside.py`` writes beside a test.
 PROPERTY = "speculators_figure"
 
 

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ from cells import deviations  # noqa: E402
 import vllm_compat  # noqa: E402
 
 vllm_compat.enable("cpu-shutdown")
+
+#: A library that these tests have beside vLLM only where a session installs it.
+collect_ignore = [] if any(metadata.distributions(name="speculators")) else ["speculators"]
 
 FIXTURE = LIVE.parent / "fixtures" / "tiny-kimi"
 SCRIPTS = LIVE / "scripts"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from beside import figure
 from here import by_release
 from states import Reference, captured_states, open_loop, relative_error
 

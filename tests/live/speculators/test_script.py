@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import CONVERSATIONS, EXPECTED, VERSION, digest
+from beside import CONVERSATIONS, EXPECTED, VERSION, conversations, digest, figure, script
 from states import Reference, relative_error
 from test_generator import TOLERANCE
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import VERSION
+from beside import VERSION, figure
 from states import Reference, open_loop, relative_error
 from test_generator import TOLERANCE
 

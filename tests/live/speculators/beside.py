@@ -1,13 +1,13 @@
 """speculators, unmodified, beside the vLLM of this environment: `nox -s "speculators(0.32.0)"` installs both.
 
-``tests/live`` alone (``nox -s live``) has no speculators, and leaves this folder out.
+Fixtures that these tests import by name: a second conftest.py would take the place of the one above it. ``nox -s live``
+has no speculators, and leaves this folder out.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import urllib.error
@@ -21,12 +21,9 @@ from conftest import FIXTURE
 
 import vllm_compat as vc
 
-if importlib.util.find_spec("speculators") is None:
-    collect_ignore_glob = ["test_*.py"]
-else:
-    #: Before anything imports speculators; processes that tests start are told by the environment.
-    SWITCHED_ON = vc.enable("speculators")
-    VERSION = importlib.metadata.version("speculators")
+#: Before anything imports speculators; processes that tests start are told by the environment.
+SWITCHED_ON = vc.enable("speculators")
+VERSION = importlib.metadata.version("speculators")
 
 #: What the unmodified library made on its own pins; the file says how.
 EXPECTED = json.loads(Path(__file__).with_name("expected.json").read_text(encoding="utf-8"))
