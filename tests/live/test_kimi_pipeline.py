@@ -25,9 +25,12 @@ from vllm_compat.kimi.store import Store
 
 SMALL = [
     "target.dtype=float32",
-    "prepare.max_conversations=60",
+    "prepare.max_conversations=32",
+    "prepare.heldout_fraction=0.15",
     "extract.shard_mb=1",
-    "train.max_seconds=25",
+    "extract.baseline_rows=32",
+    # Steps, not seconds: a head that is as good on a slow machine.
+    "train.steps=160",
     "evaluate.num_prompts=16",
     # An MLA head needs MLA.
     *([] if CPU_MLA else ["train.architecture=llama"]),
@@ -55,12 +58,19 @@ def options(settings: list[str]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose extraction was killed with SIGKILL after its first shard, and then taken to its end."""
-    path = tmp_path_factory.mktemp("kimi") / "run"
-    arguments = ["--preset", "tiny", "--run-dir", str(path), *options(SMALL)]
+def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Of every command on the one run of this module."""
+    return ["--preset", "tiny", "--run-dir", str(tmp_path_factory.mktemp("kimi") / "run"), *options(SMALL)]
+
+
+@pytest.fixture(scope="module")
+def extracted(arguments: list[str]) -> Path:
+    """Rows, and their states: the extraction was killed with SIGKILL after its first shard, and taken to its end."""
+    path = Path(arguments[3])
     kimi("prepare", *arguments)
-    extract = subprocess.Popen([sys.executable, "-m", "vllm_compat", "kimi", "extract", *arguments])
+    # Straight to what is to be killed.
+    hurried = options(["extract.self_check=false", "extract.baseline_rows=0"])
+    extract = subprocess.Popen([sys.executable, "-m", "vllm_compat", "kimi", "extract", *arguments, *hurried])
     try:
         deadline = time.monotonic() + 240
         store = path / "extract" / "train"
@@ -71,9 +81,16 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         extract.wait()
     assert not (path / "extract" / "manifest.json").exists()
     (path / "killed.json").write_text(json.dumps(len(Store(store))))
-    commands = ["run"] if SERVES_HEADS else [*STAGES, "report"]
-    (path / "output.txt").write_text("".join(kimi(command, *arguments) for command in commands))
+    kimi("extract", *arguments)
     return path
+
+
+@pytest.fixture(scope="module")
+def run_dir(extracted: Path, arguments: list[str]) -> Path:
+    """The same run with all of its stages."""
+    commands = ["run"] if SERVES_HEADS else [*STAGES, "report"]
+    (extracted / "output.txt").write_text("".join(kimi(command, *arguments) for command in commands))
+    return extracted
 
 
 @pytest.fixture(scope="module")
@@ -82,25 +99,28 @@ def summary(run_dir: Path) -> dict[str, Any]:
     return result
 
 
-def test_nothing_is_lost_or_doubled_by_kill_9(run_dir: Path) -> None:
-    """Every row is in its store exactly once, and what was there before the kill was not computed again."""
-    before = json.loads((run_dir / "killed.json").read_text())
-    metrics = json.loads((run_dir / "extract" / "manifest.json").read_text())["metrics"]
+def test_nothing_is_lost_or_doubled_by_kill_9(extracted: Path) -> None:
+    """Every row is in its store exactly once, and what was there before the kill was not computed again.
+
+    One kill of the real thing; kills at every moment are in tests/kimi/test_store_crash.py.
+    """
+    before = json.loads((extracted / "killed.json").read_text())
+    metrics = json.loads((extracted / "extract" / "manifest.json").read_text())["metrics"]
     for split in ("train", "heldout"):
-        rows = {row.row_id: row for row in read_rows(run_dir / "prepare" / f"{split}.parquet")}
-        store = Store(run_dir / "extract" / split)
+        rows = {row.row_id: row for row in read_rows(extracted / "prepare" / f"{split}.parquet")}
+        store = Store(extracted / "extract" / split)
         store.verify()
         assert sorted(rows) == sorted(store.ids)
         for sample in store:
             assert rows[sample.sample_id].input_ids == sample.token_ids.tolist()
             assert rows[sample.sample_id].loss_mask == sample.loss_mask.tolist()
-    assert 0 < before < len(Store(run_dir / "extract" / "train"))
+    assert 0 < before < len(Store(extracted / "extract" / "train"))
     assert metrics["tokens_this_run"] < metrics["tokens"]
 
 
-def test_stored_states_are_those_of_each_row_alone(run_dir: Path, tiny_kimi: str) -> None:
+def test_stored_states_are_those_of_each_row_alone(extracted: Path, tiny_kimi: str) -> None:
     """A stored row equals a capture of that row by itself, to bfloat16, across the interruption."""
-    store = Store(run_dir / "extract" / "train")
+    store = Store(extracted / "extract" / "train")
     chosen = [store[i] for i in range(0, len(store), max(1, len(store) // 8))]
     params = vc.make_sampling_params(temperature=0.0, max_tokens=1)
     with open_loop(tiny_kimi, max_num_seqs=1) as loop:
@@ -212,7 +232,7 @@ def test_a_llama_head_is_trained_and_served(run_dir: Path, tmp_path: Path) -> No
     path.mkdir()
     for name in ("prepare", "extract", "vocab"):
         shutil.copytree(run_dir / name, path / name)
-    settings = [*SMALL, "train.architecture=llama", "train.max_seconds=10", "evaluate.untrained=false"]
+    settings = [*SMALL, "train.architecture=llama", "train.steps=120", "evaluate.untrained=false"]
     arguments = ["--preset", "tiny", "--run-dir", str(path), *options(settings)]
     for stage in ("train", "export"):
         kimi(stage, *arguments)
@@ -259,12 +279,12 @@ def test_kimi_k25_states_are_those_of_its_language_model(tmp_path: Path, tiny_ki
 
 
 @pytest.mark.parametrize("engine_dtype", ["float32", "bfloat16"])
-def test_the_self_check_stops_a_wrong_final_state(engine_dtype: str, tiny_kimi: str, run_dir: Path) -> None:
+def test_the_self_check_stops_a_wrong_final_state(engine_dtype: str, tiny_kimi: str, extracted: Path) -> None:
     """A state one layer early is refused with the numbers (the classic "N - 1 is the last layer")."""
     from vllm_compat.kimi.selfcheck import self_check
     from vllm_compat.kimi.target import TargetHead
 
-    rows = [row for row, _ in zip(read_rows(run_dir / "prepare" / "train.parquet"), range(8), strict=False)]
+    rows = [row for row, _ in zip(read_rows(extracted / "prepare" / "train.parquet"), range(8), strict=False)]
     head = TargetHead.load(tiny_kimi).to("cpu", torch.float32)
     with open_loop(tiny_kimi, engine_dtype) as loop:
         for dtype in (torch.float32, torch.bfloat16):
