@@ -5,6 +5,7 @@ nox -s tests    all tests: without vLLM, then on real vLLM
 nox -s bench    what the factories cost beside vLLM's own constructors
 nox -s matrix   the live tests on every release, within a budget of time and disk
 nox -s speculators    speculators, unmodified, on every release
+nox -s upstream    vLLM's own scheduler tests with our factories, on every release
 nox -s lint     ruff, mypy, import-linter, stale documents
 
 nox -s contract                 a part of the tests: adapters against every recorded release, without vLLM
@@ -21,6 +22,7 @@ import nox
 sys.path.insert(0, str(Path(__file__).parent / "matrix"))
 from cells.install import freeze_pins, install
 from cells.recipe import KERNELS, NIGHTLY, NIGHTLY_PYTHON, PYTHON, numbers, recipe, rows
+from upstream.deselected import WITHOUT_SOURCES
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv"
@@ -98,6 +100,23 @@ def speculators(session: nox.Session, release: str) -> None:
         command = (*PYTEST, "tests/live/speculators", f"--junitxml={reports[-1]}", *session.posargs)
         session.run(*command, env=env, success_codes=[0, 1])
     session.run("python", "matrix/record.py", "speculators", *reports, env=env)
+
+
+@nox.session(python=PYTHON)
+@nox.parametrize("release", [nox.param(r, id=r) for r in RELEASES if r not in WITHOUT_SOURCES])
+def upstream(session: nox.Session, release: str) -> None:
+    """vLLM's own scheduler tests, as they are and with our factories: `nox -s "upstream(0.32.0)"`; all without one.
+
+    A test that passes as it is and fails with our factories is red. `-- -k prefix` goes to pytest.
+    """
+    env = install(session, release)
+    folder = str(Path(session.create_tmp(), "upstream").resolve())
+    run = ("python", "-m", "upstream.run", release, folder)
+    session.run(*run, *session.posargs, env={**env, "PYTHONPATH": str(Path("matrix").resolve())})
+    if session.posargs:
+        session.log("a part of the tests is no result, and not written down")
+        return
+    session.run("python", "matrix/record.py", "upstream", folder, env=env)
 
 
 @nox.session(python=PYTHON)

@@ -18,6 +18,7 @@ import api_blocks
 import device_blocks
 import fit
 import library_blocks
+import upstream_blocks
 from markdown_table import table as _table
 
 import vllm_compat
@@ -67,13 +68,17 @@ class Results:
 def support(results: Results) -> str:
     """What the live tests showed, a row per release that they ran on, newest first, and what the other releases are."""
     runs = results.by_release("live/")
+    judged = {run["release"]: run for run in results.by_release("upstream/")}
     rows = []
     for run in runs:
         counts = run["numbers"]["counts"]
         shown = [counts.get(kind, 0) for kind in ("passed", "failed", "deviation", "skipped")]
         made = [run[name] for name in ("release", "distribution", "torch", "kernels")]
-        rows.append((*made, *shown, f"{run['numbers']['seconds'] / 60:.0f} min", f"{run['date']}, {run['commit']}"))
-    head = ("vLLM", "installed", "torch", "kernels", "passed", "failed", "vLLM's own bug", "not there", "took", "run")
+        own = upstream_blocks.verdict(judged.get(run["release"]))
+        took = f"{run['numbers']['seconds'] / 60:.0f} min"
+        rows.append((*made, *shown, own, took, f"{run['date']}, {run['commit']}"))
+    live = ("passed", "failed", "vLLM's own bug", "not there")
+    head = ("vLLM", "installed", "torch", "kernels", *live, "vLLM's own tests", "took", "run")
     ran = {run["release"] for run in runs}
     others = [row.version for row in releases.all_releases() if row.version not in ran]
     rest = (
@@ -353,6 +358,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "adapters": adapters,
     "patches": patches,
     "speculators": lambda results: library_blocks.speculators(results.by_release("speculators/")),
+    "upstream": lambda results: upstream_blocks.upstream(results.by_release("upstream/")),
     "public-names": public_names,
     "stages": stages,
     "config-keys": config_keys,

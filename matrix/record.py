@@ -16,7 +16,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +24,8 @@ from typing import Any
 
 from cells import library_results, results
 from cells.recipe import recipe, rows
+from upstream import outcome as judged
+from upstream.run import OURS
 
 from vllm_compat import DataError, VllmCompatError, installed
 from vllm_compat.kimi.config import Config, load_config
@@ -71,6 +73,11 @@ def speculators(junit: Path, *more: Path) -> tuple[str, dict[str, Any]]:
     return _on_this_release("speculators", results.began(junit), library_results.read((junit, *more)))
 
 
+def upstream(folder: Path) -> tuple[str, dict[str, Any]]:
+    """The verdict of vLLM's own tests on the installed release, from what ``upstream.run`` left in a folder."""
+    return _on_this_release("upstream", results.began(folder / OURS), judged.read(folder))
+
+
 def _on_this_release(what: str, began: str, numbers: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     here = installed()
     known = ".".join(map(str, here.release or ()))
@@ -111,14 +118,22 @@ def _differences(run: Config, preset: Config) -> list[str]:
     return found
 
 
+MEASURED: Mapping[str, Callable[..., tuple[str, dict[str, Any]]]] = {
+    "kimi": kimi,
+    "live": live,
+    "speculators": speculators,
+    "upstream": upstream,
+}
+
+
 def main(arguments: list[str]) -> int:
-    """Write one results file; 1 when nothing may be recorded, or a live test failed (which is recorded)."""
+    """Write one results file; 1 when nothing may be recorded, or a test failed (which is recorded)."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("what", choices=("kimi", "live", "speculators"))
-    parser.add_argument("files", type=Path, nargs="+", help="summary.json of a run, or junit files")
+    parser.add_argument("what", choices=sorted(MEASURED))
+    parser.add_argument("files", type=Path, nargs="+", help="summary.json of a run, junit files, or a folder of them")
     given = parser.parse_args(arguments)
     try:
-        name, result = {"kimi": kimi, "live": live, "speculators": speculators}[given.what](*given.files)
+        name, result = MEASURED[given.what](*given.files)
     except (VllmCompatError, OSError) as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 1
@@ -129,7 +144,7 @@ def main(arguments: list[str]) -> int:
     counted = result["numbers"].values() if given.what == "speculators" else (result["numbers"],)
     failed = sum(numbers.get("counts", {}).get("failed", 0) for numbers in counted)
     if failed:
-        sys.stderr.write(f"{failed} live tests failed on vLLM {result['release']}\n")
+        sys.stderr.write(f"{failed} tests failed on vLLM {result['release']}\n")
     return 1 if failed else 0
 
 

@@ -11,6 +11,7 @@ import importlib
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
@@ -49,6 +50,17 @@ def files(project: str) -> list[File]:
     Raises:
         IndexUnreachable: no index has the project, or none can be reached.
     """
+    with pages(project) as (_, found):
+        return [file for page, collector in found for file in _of_page(page, collector)]
+
+
+@contextmanager
+def pages(project: str) -> Iterator[tuple[Any, list[tuple[Any, Any]]]]:
+    """Pip's own session, and what each of its indexes answers about a project, with pip's reader of it.
+
+    Raises:
+        IndexUnreachable: no index has the project, or none can be reached.
+    """
     try:
         commands: Any = importlib.import_module("pip._internal.commands")
         collector: Any = importlib.import_module("pip._internal.index.collector")
@@ -57,17 +69,14 @@ def files(project: str) -> list[File]:
         raise IndexUnreachable(f"asking the package index needs pip in this Python: {error}") from error
     command = commands.create_command("download")
     options, _ = command.parse_args(["--no-cache-dir", "--retries", "1", "--timeout", "15"])
-    found = []
     with command.main_context():
         session = command.get_default_session(options)
-        pages = collector.LinkCollector.create(session, options)
-        for url in pages.search_scope.get_index_urls_locations(project):
-            page = pages.fetch_response(link.Link(url))
-            if page is not None:
-                found += list(_of_page(page, collector))
-    if not found:
-        raise IndexUnreachable(f"pip gets nothing about {project} from the package index that it is configured for")
-    return found
+        asked = collector.LinkCollector.create(session, options)
+        urls = asked.search_scope.get_index_urls_locations(project)
+        found = [(page, collector) for url in urls if (page := asked.fetch_response(link.Link(url))) is not None]
+        if not found:
+            raise IndexUnreachable(f"pip gets nothing about {project} from the package index that it is configured for")
+        yield session, found
 
 
 def _of_page(page: Any, collector: Any) -> Iterator[File]:
