@@ -60,7 +60,7 @@ def test_without_it_the_import_fails(library: Path) -> None:
 
 def test_names_are_there_for_the_import_alone(lent: Lend) -> None:
     """The importer gets what it asks for; the host is afterwards as it was, and its module is loaded as ever."""
-    assert (("library_of_names"), "user") == (lent.module, lent.attribute)
+    assert ("sys", "meta_path, for library_of_names.user") == (lent.module, lent.attribute)
     user = importlib.import_module("library_of_names.user")
     host = sys.modules["host_of_names.utils"]
     assert not hasattr(host, "gone")

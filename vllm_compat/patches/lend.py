@@ -1,4 +1,4 @@
-"""Names that a module imports and the installed vLLM has no longer."""
+"""Names that a module imports and that are no longer where it looks for them."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Lend:
 
     @property
     def module(self) -> str:
-        """The importer's package, which is there before it."""
-        return self.importer.partition(".")[0]
+        """What is changed at once: the list of Python's finders, with one more that waits for the importer."""
+        return "sys"
 
     @property
     def attribute(self) -> str:
-        """Where they are lent, for messages."""
-        return self.importer.partition(".")[2]
+        """In words: where, and for whom."""
+        return f"meta_path, for {self.importer}"
 
     def apply(self, module: ModuleType) -> Callable[[], object]:  # noqa: ARG002
         """Wait for the importer."""
@@ -54,19 +54,22 @@ class _Finder:
 
     def __init__(self, lend: Lend) -> None:
         self._lend = lend
+        self._searching = False  # wrapt's finder asks all finders again, this one too
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != self._lend.importer:
+        if name != self._lend.importer or self._searching:
             return None
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _loader(spec.loader, self._lend.names)
-                return spec
-        return None
+        self._searching = True
+        try:
+            found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+            spec = next(filter(None, found), None)
+        finally:
+            self._searching = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _loader(spec.loader, self._lend.names)
+        return spec
 
 
 def _loader(loader: Any, names: tuple[str, ...]) -> Any:
@@ -114,7 +117,7 @@ def _gone(place: str) -> Callable[..., Any]:
     def gone(*args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
         raise UnsupportedName(
             symbol=place,
-            found="a vLLM that does not have it",
+            found="an installation that does not have it any more",
             advice="call what replaced it; this name is only here so that the module can be imported",
         )
 

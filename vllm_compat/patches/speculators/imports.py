@@ -31,7 +31,11 @@ def _reload_schema(wrapped: Callable[..., Any], cls: Any, args: tuple[Any, ...],
     cls.model_rebuild(force=True, _types_namespace={"torch": torch})
 
 
+#: transformers 5.24.0 has it no longer; the EAGLE-1 model alone calls it.
+ATTENTION_MASK = ("transformers.modeling_attn_mask_utils:_prepare_4d_causal_attention_mask",)
+
 CHANGES = (
+    Lend("speculators.models.eagle", ATTENTION_MASK),
     Lend(MODULE, (*PLANNING, *HASHING)),
     Wrap("speculators.utils.pydantic_utils", "ReloadableBaseModel.reload_schema", _reload_schema),
 )
