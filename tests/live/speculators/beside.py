@@ -12,6 +12,7 @@ import json
 import os
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ import vllm_compat as vc
 #: Before anything imports speculators; processes that tests start are told by the environment.
 SWITCHED_ON = vc.enable("speculators")
 VERSION = importlib.metadata.version("speculators")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # a field of a model of theirs shadows one of transformers'
+    import speculators.data_generation
 
 #: What the unmodified library made on its own pins; the file says how.
 EXPECTED = json.loads(Path(__file__).with_name("expected.json").read_text(encoding="utf-8"))

@@ -161,7 +161,7 @@ def test_layers_that_are_not_there(tiny_llama: str) -> None:
 
     for layer_id in (-1, 7):
         with pytest.raises(ValueError, match=rf"Layer index {layer_id} out of bounds \[0, 6\]"):
-            VllmHiddenStatesGenerator(tiny_llama, layer_ids=[2, layer_id])
+            VllmHiddenStatesGenerator(tiny_llama, layer_ids=[2, layer_id], max_model_len=MAX_MODEL_LEN)
 
 
 def test_its_workers_end_with_it(tiny_llama: str, prompts: list[list[int]]) -> None:
