@@ -30,6 +30,7 @@ from upstream.run import OURS
 from vllm_compat import DataError, VllmCompatError, installed
 from vllm_compat.kimi.config import Config, load_config
 from vllm_compat.kimi.manifest import STAGES, read_manifest
+from vllm_compat.patches import CATALOGUE
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "matrix" / "results"
@@ -65,7 +66,10 @@ def kimi(summary: Path) -> tuple[str, dict[str, Any]]:
 
 def live(junit: Path) -> tuple[str, dict[str, Any]]:
     """The result of the live tests on the installed release, from their junit file; failures are told as such."""
-    return _on_this_release("live", results.began(junit), results.read(junit))
+    here = installed()
+    # Those of tests/live/here.py.
+    on = [p.name for p in CATALOGUE if p.platform == "cpu" and p.applies(here.release, here.platform)]
+    return _on_this_release("live", results.began(junit), {"patches": on, **results.read(junit)})
 
 
 def speculators(junit: Path, *more: Path) -> tuple[str, dict[str, Any]]:

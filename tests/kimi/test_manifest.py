@@ -124,6 +124,13 @@ def test_versions_name_what_made_the_numbers() -> None:
     found = versions()
     assert {"python", "torch", "transformers", "safetensors"} <= set(found)
     assert "(" in found["vllm"]
+    assert "patches" not in found
+
+
+def test_versions_name_the_patches_that_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A patched engine is another one."""
+    monkeypatch.setattr("vllm_compat.kimi.manifest.enabled", lambda: ("cpu-rms-norm", "cpu-shutdown"))
+    assert versions()["patches"] == "cpu-rms-norm, cpu-shutdown"
 
 
 def test_the_models_fingerprint(tmp_path: Path) -> None:

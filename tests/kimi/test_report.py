@@ -72,6 +72,14 @@ def test_a_complete_run_is_one_page_without_references(make_config: MakeConfig) 
     assert 'class="bad"' not in page
 
 
+def test_a_patched_engine_is_named_at_the_top(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside vLLM's version: the numbers are those of both."""
+    monkeypatch.setattr("vllm_compat.kimi.manifest.enabled", lambda: ("cpu-rms-norm",))
+    cfg = make_config([])
+    write_run(cfg.run_dir)
+    assert re.search(r"vLLM [^·]*, patched: cpu-rms-norm · ", page_of(cfg))
+
+
 @pytest.mark.parametrize("number", range(len(STAGES) + 1))
 def test_later_stages_may_be_missing(make_config: MakeConfig, number: int) -> None:
     """After each stage the report says what is there and names what is not."""

@@ -9,7 +9,8 @@ import pytest
 from vllm_compat.kimi.config import load_config
 from vllm_compat.kimi.extract import ENGINE_ARGS
 from vllm_compat.kimi.generate import answer_seed
-from vllm_compat.kimi.target_engine import engine_arguments
+from vllm_compat.kimi.target_engine import PATCHES, engine_arguments
+from vllm_compat.patches import CATALOGUE
 
 CONVERSATIONS = ["prepare.conversations=my.jsonl"]
 PINNED = (1201101248, 872845860, 1264058244)
@@ -39,6 +40,11 @@ def test_options_of_the_target_win() -> None:
     arguments = engine_arguments(target, max_num_seqs=8, max_num_batched_tokens=64, block_size=32)
     assert (16, 3, 64) == (arguments["block_size"], arguments["max_num_seqs"], arguments["max_num_batched_tokens"])
     assert "speculative_config" not in arguments
+
+
+def test_the_pipeline_knows_every_patch_of_vllms_cpu_backend() -> None:
+    """A run needs no hand of the user's on any release; each name is one that the catalogue has."""
+    assert sorted(patch.name for patch in CATALOGUE if patch.platform == "cpu") == sorted(PATCHES)
 
 
 def test_seeds_are_the_same_everywhere() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from here import BLOCK_SIZE, EAGER, IN_PROCESS, RELEASE
+from here import BLOCK_SIZE, EAGER, IN_PROCESS, PATCHES, RELEASE
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on CPU the worker stays in this process
@@ -35,7 +35,8 @@ from cells import deviations  # noqa: E402
 
 import vllm_compat  # noqa: E402
 
-vllm_compat.enable("cpu-shutdown")
+for _name in PATCHES:
+    vllm_compat.enable(_name)
 
 #: A library that these tests have beside vLLM only where a session installs it.
 collect_ignore = [] if any(metadata.distributions(name="speculators")) else ["speculators"]

@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 import vllm_compat as vc
+from vllm_compat.patches import CATALOGUE
 
 #: Of the installed vLLM. Live tests need a known one.
 RELEASE = vc.installed().release or ()
@@ -47,10 +48,13 @@ CPU_MLA = RELEASE >= (0, 29)
 SPECULATES = RELEASE >= (0, 20)
 NO_SPECULATION = "up to 0.19 the CPU runner refuses speculative decoding"
 
-#: Whether the CPU runner serves an EAGLE-3 head. Up to 0.19 it asserts that there is no speculation; 0.20, 0.21, 0.24
-#: and 0.30 have it only in parts.
-SERVES_HEADS = RELEASE >= (0, 22) and RELEASE not in ((0, 24, 0), (0, 30, 0))
+#: Whether the CPU runner serves an EAGLE-3 head: 0.20, 0.21, 0.23, 0.24 and 0.30 do with the catalogue's patches.
+SERVES_HEADS = SPECULATES
 NO_HEADS = "the CPU runner of this release does not serve EAGLE-3 heads"
+
+#: The catalogue's patches of vLLM's bugs on a CPU. conftest.py enables them for every test, and through the environment
+#: for the processes that tests start.
+PATCHES = [patch.name for patch in CATALOGUE if patch.platform == "cpu"]
 
 #: Kimi-K2.5 loads as it is; before, it wants remote code for its image processor.
 KIMI_K25 = RELEASE >= (0, 25)

@@ -14,24 +14,24 @@ class PatchedWorker:
     """Named by ``worker_extension_cls``; vLLM mixes it into the worker's class."""
 
     def patches_here(self) -> dict[str, Any]:
-        """The process, what is enabled in it, and which of the catalogue's targets that it can import are wrapped."""
+        """The process, what is enabled in it, and which of the catalogue's targets that it can import are changed."""
         import vllm.envs
 
         import vllm_compat
         from vllm_compat.patches import CATALOGUE, VARIABLE
 
-        wrapped = []
+        changed = []
         for change in (change for patch in CATALOGUE for change in patch.changes):
             try:
                 target = wrapt.resolve_path(importlib.import_module(change.module), change.attribute)[2]
             except (ImportError, AttributeError):
                 continue  # a release that has no such thing
-            if isinstance(target, wrapt.BaseObjectProxy):
-                wrapped.append(f"{change.module}:{change.attribute}")
+            if isinstance(target, wrapt.BaseObjectProxy) or type(target).__module__.startswith("vllm_compat."):
+                changed.append(f"{change.module}:{change.attribute}")
         return {
             "pid": os.getpid(),
             "process": multiprocessing.current_process().name,
             "enabled": list(vllm_compat.enabled()),
-            "wrapped": wrapped,
+            "changed": changed,
             "known_to_vllm": VARIABLE in vllm.envs.environment_variables,
         }

@@ -103,7 +103,6 @@ def test_float16_deepseek_is_refused(tiny_kimi: str) -> None:
 @pytest.mark.skipif(not KIMI_K25, reason=NO_KIMI_K25)
 def test_float16_deepseek_in_a_wrapper_is_refused(tmp_path: Path) -> None:
     """Kimi-K2.5's language model has DeepSeek's layers."""
-    vc.enable("llvmlite-proxy")
     model = str(build(FIXTURE, tmp_path / "k25"))
     with (
         open_loop(model, "float16", max_model_len=64, language_model_only=True) as loop,

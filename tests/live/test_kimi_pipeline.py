@@ -265,7 +265,6 @@ def test_kimi_k25_runs_through_the_pipeline(tmp_path: Path) -> None:
 @pytest.mark.skipif(not KIMI_K25, reason=NO_KIMI_K25)
 def test_kimi_k25_states_are_those_of_its_language_model(tmp_path: Path, tiny_kimi: str) -> None:
     """Boundary 0 … N of the wrapper equal those of the same weights without it."""
-    vc.enable("llvmlite-proxy")
     model = str(build(FIXTURE, tmp_path / "k25"))
     params = vc.make_sampling_params(temperature=0.0, max_tokens=3, ignore_eos=True)
     prompts = [list(range(10, 60)), list(range(200, 220))]

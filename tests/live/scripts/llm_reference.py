@@ -16,8 +16,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from here import lora_names, structured_outputs
 
-import vllm_compat
-
 
 def run(case: dict[str, Any]) -> Any:
     """[token ids, finish reason, cached tokens] of every prompt."""
@@ -25,7 +23,6 @@ def run(case: dict[str, Any]) -> Any:
     from vllm.inputs import TokensPrompt
     from vllm.lora.request import LoRARequest
 
-    vllm_compat.enable("cpu-shutdown")
     llm = LLM(**case["engine"])
     try:
         prompts = [TokensPrompt(prompt_token_ids=ids) for ids in case["prompts"]]
