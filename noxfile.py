@@ -120,6 +120,14 @@ def upstream(session: nox.Session, release: str) -> None:
 
 
 @nox.session(python=PYTHON)
+def trl(session: nox.Session) -> None:
+    """TRL 0.25.0 on a vLLM that it was not written for: the example of docs/patching-your-library.md."""
+    env = install(session, NEWEST)
+    session.install("--no-deps", "-r", "matrix/constraints/trl.txt")
+    session.run(*PYTEST, "tests/live/trl", *session.posargs, env=env)
+
+
+@nox.session(python=PYTHON)
 def bench(session: nox.Session) -> None:
     """How much the factories add to vLLM's own constructors: `nox -s bench -- --only request`, `-- --write`."""
     env = install(session, NEWEST)

@@ -151,12 +151,12 @@ def patches() -> Iterator[Finding]:
     """Whether the patches that are enabled here reach vLLM's processes, through our plugin."""
     import importlib.metadata
 
-    from vllm_compat.patches import CATALOGUE, VARIABLE, noted
+    from vllm_compat.patches import VARIABLE, names, noted
 
     if not noted():
         return
     setting = f"{VARIABLE}={','.join(noted())}"
-    unknown = sorted({*noted()} - {patch.name for patch in CATALOGUE})
+    unknown = sorted({*noted()} - {*names()})
     if unknown:
         yield Finding(
             level="problem",

@@ -38,8 +38,8 @@ import vllm_compat  # noqa: E402
 for _name in PATCHES:
     vllm_compat.enable(_name)
 
-#: A library that these tests have beside vLLM only where a session installs it.
-collect_ignore = [] if any(metadata.distributions(name="speculators")) else ["speculators"]
+#: Libraries that some tests have beside vLLM, where a session installs them; left out elsewhere.
+collect_ignore = [name for name in ("speculators", "trl") if not any(metadata.distributions(name=name))]
 
 FIXTURE = LIVE.parent / "fixtures" / "tiny-kimi"
 SCRIPTS = LIVE / "scripts"

@@ -128,3 +128,12 @@ def test_a_name_that_is_not_there_cannot_be_bound_anew(library: Path) -> None:
     with pytest.raises(AttributeError, match="missing"):
         Replace("library_of_names.other", "missing", lambda value: value).apply(other)
     assert not hasattr(other, "missing")
+
+
+def test_a_name_may_be_lent_what_took_its_place(library: Path) -> None:
+    """``make`` gets the place; what it returns is what the importer has."""
+    lend = Lend("library_of_names.user", NAMES, make=lambda place: place.upper())
+    take_back = lend.apply(importlib.import_module(lend.module))
+    user = importlib.import_module("library_of_names.user")
+    assert ("HOST_OF_NAMES.UTILS:GONE", "HOST_OF_NAMES.MOVED.AWAY:HELPER") == (user.gone, user.helper)
+    take_back()

@@ -439,3 +439,63 @@ def test_llvmlites_proxy_refuses_dunder_names(monkeypatch: pytest.MonkeyPatch) -
         assert not hasattr(library, "__wrapped__")
     finally:
         undo()
+
+
+@pytest.fixture
+def brought(target: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An installed package that brings two patches; one is not what its entry point says."""
+    (tmp_path / "package_with_patches.py").write_text(
+        "from vllm_compat.patches import Patch, Wrap\n"
+        "def loud(wrapped, instance, args, kwargs):\n    return wrapped(*args, **kwargs) + '?'\n"
+        f"CHANGES = (Wrap({TARGET!r}, 'greet', loud),)\n"
+        "PATCH = Patch('theirs', CHANGES, (0, 30, 0), None, '', 'worker', 'w', 'https://u', 'r')\n"
+    )
+    info = tmp_path / "package_with_patches-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: package-with-patches\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        f"[{patches.GROUP}]\ntheirs = package_with_patches:PATCH\nmislabelled = package_with_patches:PATCH\n"
+        "no-patch = package_with_patches:CHANGES\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    yield tmp_path
+    sys.modules.pop("package_with_patches", None)
+
+
+def test_patches_of_other_packages_are_found_by_name(brought: Path, target: types.ModuleType) -> None:
+    """They count as the catalogue's do, travel in the environment, and are loaded when they are asked for."""
+    assert {"theirs", "mislabelled", "no-patch", "greet"} <= {*patches.names()}
+    assert "package_with_patches" not in sys.modules
+    assert vc.enable("theirs")
+    assert "hello x?" == target.greet("x")
+    assert ("theirs",) == patches.noted() == vc.enabled()
+    vc.disable("theirs")
+    assert "hello x" == target.greet("x")
+
+
+@pytest.mark.parametrize(("name", "found"), [("mislabelled", "a Patch called 'theirs'"), ("no-patch", "tuple")])
+def test_an_entry_point_that_is_no_patch_is_refused(brought: Path, name: str, found: str) -> None:
+    """The message says whose entry point it is and what is there instead."""
+    with pytest.raises(vc.VllmCompatError, match="package_with_patches") as caught:
+        vc.enable(name)
+    assert found == caught.value.found
+
+
+@pytest.mark.parametrize(
+    ("version", "on"),
+    [("0.2.9", False), ("0.3.0", True), ("0.4.0.1", True), ("0.5.0", False), ("?", False), (None, False)],
+)
+def test_the_version_of_the_library(
+    target: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, on: bool
+) -> None:
+    """A patch of a library is for some of its versions: from the first, before the last; not for an unreadable one."""
+    if version is not None:
+        info = tmp_path / "a_library-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: a-library\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    bounds: dict[str, Any] = {"library": "a-library", "library_since": (0, 3, 0), "library_until": (0, 5, 0)}
+    monkeypatch.setattr(patches, "CATALOGUE", (patch("bounded", "greet", **bounds),))
+    assert on is vc.enable("bounded")
+    assert on is (target.greet("x") == "hello x!")

@@ -8,6 +8,7 @@ change of a module that is not there yet is made when that module is imported.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import multiprocessing
 import sys
 import threading
@@ -25,6 +26,7 @@ from vllm_compat.patches.replace import Replace
 
 __all__ = [
     "CATALOGUE",
+    "GROUP",
     "VARIABLE",
     "Change",
     "Lend",
@@ -35,8 +37,12 @@ __all__ = [
     "enable",
     "enable_noted",
     "enabled",
+    "names",
     "noted",
 ]
+
+#: Entry points of this group are patches of other packages: ``name = "package.module:PATCH"``, named as the patch is.
+GROUP = "vllm_compat.patches"
 
 _lock = threading.RLock()
 _switched_on: dict[str, _SwitchedOn] = {}
@@ -146,13 +152,37 @@ def _is_for_this_process(patch: Patch) -> bool:
     return patch.phase != "engine" or not multiprocessing.current_process().name.startswith("VllmWorker")
 
 
+def names() -> tuple[str, ...]:
+    """Names of all patches that there are: the catalogue's, then those that installed packages bring (``GROUP``)."""
+    return (*(patch.name for patch in CATALOGUE), *sorted(entry.name for entry in _brought()))
+
+
+def _brought() -> importlib.metadata.EntryPoints:
+    return importlib.metadata.entry_points(group=GROUP)
+
+
 def _find(name: str) -> Patch:
     for patch in CATALOGUE:
         if patch.name == name:
             return patch
+    for entry in _brought():
+        if entry.name == name:
+            return _loaded(entry)
     raise VllmCompatError(
         f"patch {name!r}",
-        needed=f"one of {', '.join(patch.name for patch in CATALOGUE)}",
+        needed=f"one of {', '.join(names())}",
         found=repr(name),
         advice=f"see vllm_compat.patches.CATALOGUE, and what {VARIABLE} is set to",
     )
+
+
+def _loaded(entry: importlib.metadata.EntryPoint) -> Patch:
+    patch = entry.load()
+    if not isinstance(patch, Patch) or patch.name != entry.name:
+        raise VllmCompatError(
+            f"patch {entry.name!r}",
+            needed=f"a vllm_compat.patches.Patch of this name at {entry.value}, where its entry point says",
+            found=f"a Patch called {patch.name!r}" if isinstance(patch, Patch) else type(patch).__name__,
+            advice=f"correct the entry point (group {GROUP}) of the package that brings it",
+        )
+    return patch

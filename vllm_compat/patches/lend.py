@@ -21,16 +21,19 @@ __all__ = ["Lend"]
 class Lend:
     """Stand-ins for names that are gone, in their old places while one module is being imported, and no longer.
 
-    They let the module be imported; whoever calls one is told what is gone. So the code that would call them has to be
-    replaced as well. A name that is there is left alone.
+    They let the module be imported. By default whoever calls one is told what is gone, so that the code that would call
+    them has to be replaced as well; or ``make`` gives what took their place. A name that is there is left alone.
 
     Attributes:
         importer: The module that imports them.
         names: ``"package.module:name"`` each; the module may be gone too.
+        make: Gets such a place, returns what stands in for the name. Default: something that says, when it is called,
+            that it is gone.
     """
 
     importer: str
     names: tuple[str, ...]
+    make: Callable[[str], Any] | None = None
 
     @property
     def module(self) -> str:
@@ -68,11 +71,11 @@ class _Finder:
         finally:
             self._searching = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _loader(spec.loader, self._lend.names)
+            spec.loader = _loader(spec.loader, self._lend)
         return spec
 
 
-def _loader(loader: Any, names: tuple[str, ...]) -> Any:
+def _loader(loader: Any, lend: Lend) -> Any:
     import wrapt
 
     class Lending(wrapt.ObjectProxy):  # type: ignore[type-arg]
@@ -80,21 +83,21 @@ def _loader(loader: Any, names: tuple[str, ...]) -> Any:
             module.__loader__ = self.__wrapped__
             if module.__spec__ is not None:
                 module.__spec__.loader = self.__wrapped__
-            with _lent(names):
+            with _lent(lend):
                 self.__wrapped__.exec_module(module)
 
     return Lending(loader)
 
 
 @contextmanager
-def _lent(names: tuple[str, ...]) -> Iterator[None]:
+def _lent(lend: Lend) -> Iterator[None]:
     made: list[Callable[[], object]] = []
     try:
-        for place in names:
+        for place in lend.names:
             source, _, name = place.partition(":")
             module = _module(source, made)
             if not hasattr(module, name):
-                setattr(module, name, _gone(place))
+                setattr(module, name, (lend.make or _gone)(place))
                 made.append(lambda module=module, name=name: delattr(module, name))  # type: ignore[misc]
         yield
     finally:
