@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from vllm_compat.kimi.shards import DTYPES, final_positions
 from vllm_compat.kimi.store import Provenance, Sample, Store
 
 LAYERS, HIDDEN = (2, 4, 5, 8), 16
@@ -41,6 +42,20 @@ def sample(i: int, length: int | None = None) -> Sample:
         torch.randint(0, 2, (tokens,), generator=generator, dtype=torch.uint8),
         torch.randn(tokens, len(LAYERS), HIDDEN, generator=generator).bfloat16(),
     )
+
+
+def in_dtype(item: Sample, dtype: str) -> Sample:
+    """The sample as a store of that dtype takes it."""
+    return Sample(item.sample_id, item.token_ids, item.loss_mask, item.hidden_states.to(DTYPES[dtype]))
+
+
+def as_stored(item: Sample, finals: str) -> torch.Tensor:
+    """hidden_states as they are read: NaN where no final state is kept."""
+    states = item.hidden_states.clone()
+    gone = torch.ones(len(states), dtype=torch.bool)
+    gone[final_positions(item.loss_mask, finals).long()] = False
+    states[gone, -1] = torch.nan
+    return states
 
 
 def check(store: Store, number: int) -> None:

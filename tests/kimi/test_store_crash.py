@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import resource
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import pytest
 from store_samples import check, provenance, sample, write
 
 from vllm_compat import StoreError
-from vllm_compat.kimi.store import Store, StoreWriter
+from vllm_compat.kimi.store import Sample, Store, StoreWriter
 
 SAMPLES = 120
 _PAUSE = 0.006  # after each sample: all of them take at least 0.7 s, however fast the machine
@@ -81,6 +82,63 @@ def test_kill_9_at_any_moment_loses_and_doubles_nothing(tmp_path: Path, processe
     check(Store(tmp_path / "store"), SAMPLES)
     assert not list((tmp_path / "store").glob("*.damaged"))
     assert not list((tmp_path / "store").glob(".tmp-*"))
+
+
+OPERATIONS = ("write", "pwrite", "fsync", "replace", "unlink")
+
+
+def _killed_process(path: Path, at: int, half: bool) -> None:
+    """Write samples, and die by SIGKILL instead of the file operation number `at`, or halfway through its write."""
+    counted = 0
+
+    def wrap(real: Any) -> Any:
+        def operation(*args: Any, **more: Any) -> Any:
+            nonlocal counted
+            counted += 1
+            if counted == at:
+                if half and isinstance(args[1:] and args[1], (bytes, memoryview)):
+                    real(args[0], args[1][: len(args[1]) // 2], *args[2:])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **more)
+
+        return operation
+
+    for name in OPERATIONS:
+        setattr(os, name, wrap(getattr(os, name)))
+    write(path, 0, 12, shard_bytes=3000)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_kill_9_at_every_file_operation(tmp_path: Path, processes: Any, half: bool) -> None:
+    """Between any two operations, and in the middle of a write: what is published is whole, the next writer needs no
+    help, and it makes exactly what is missing.
+    """
+    kept = set()
+    for at in range(1, 400):
+        path = tmp_path / str(at)
+        process = processes.Process(target=_killed_process, args=(path, at, half))
+        process.start()
+        process.join()
+        before = 0
+        if (path / "index.json").exists():
+            store = Store(path)
+            store.verify()
+            before = len(store)
+        if process.exitcode == 0:
+            break
+        assert -signal.SIGKILL == process.exitcode
+        kept.add(before)
+        with StoreWriter(path, provenance(), 3000) as writer:
+            missing = [i for i in range(12) if sample(i).sample_id not in writer.done]
+            for i in missing:
+                writer.add(sample(i))
+        check(Store(path), 12)
+        Store(path).verify()
+        assert not list(path.glob("*.damaged"))
+        assert not list(path.glob(".tmp-*"))
+    assert process.exitcode == 0
+    assert at > 20
+    assert {0, 12} < kept  # from nothing to everything, and something in between
 
 
 def _reopen(path: Path) -> list[str]:
@@ -269,6 +327,84 @@ def test_a_file_size_limit_is_an_error_that_keeps_the_buffer(tmp_path: Path) -> 
     assert len(Store(tmp_path)) == 0
     writer.close()
     check(Store(tmp_path), 20)
+
+
+def test_room_for_a_shard_but_not_for_the_index(tmp_path: Path) -> None:
+    """The shard goes again: neither lost nor, at the next try, there twice."""
+    write(tmp_path, 0, 60, shard_bytes=1)
+    writer = StoreWriter(tmp_path, provenance(), 10**9)
+    writer.add(sample(60))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, hard))
+    assert (tmp_path / "index.json").stat().st_size > 8000
+    try:
+        with pytest.raises(StoreError, match="free bytes"):
+            writer.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    check(Store(tmp_path), 60)
+    writer.close()
+    check(Store(tmp_path), 61)
+    assert len(list(tmp_path.glob("shard-*"))) == 61
+
+
+def test_an_error_of_the_writing_thread_reaches_the_caller(tmp_path: Path) -> None:
+    """A disk that is full stops the run at the next sample, not at its end."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writer = StoreWriter(tmp_path, provenance(), 1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+
+    def fill() -> None:
+        for i in range(3):
+            writer.add(sample(i))
+
+    try:
+        with pytest.raises(StoreError, match=r"shard-000000.*File too large"):
+            fill()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    writer.close()
+    check(Store(tmp_path), 2)
+
+
+def _on_a_slow_disk(path: Path, said: Connection) -> None:
+    """Write 192 MiB of samples to a disk of about 100 MiB/s, and say what memory it took."""
+    import torch
+
+    shard_bytes = 16 << 20
+    real = os.write
+
+    def slow(fd: int, piece: Any) -> int:
+        time.sleep(len(piece) / (100 << 20))
+        return real(fd, piece)
+
+    wide = provenance(hidden_size=4096)
+    states = torch.randn(256, 4, 4096).bfloat16()  # 8 MiB
+    ids, mask = torch.zeros(256, dtype=torch.int32), torch.ones(256, dtype=torch.uint8)
+    os.write = slow
+    with StoreWriter(path, wide, shard_bytes) as writer:
+        writer.add(Sample("first", ids.clone(), mask.clone(), states.clone()))  # what is loaded on first use
+        writer.flush()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for i in range(24):
+            writer.add(Sample(str(i), ids.clone(), mask.clone(), states.clone()))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    said.send(((peak - before) << 10, writer.waited))
+
+
+def test_a_slow_disk_holds_the_caller_back_and_memory_stays_bounded(tmp_path: Path, processes: Any) -> None:
+    """Two shards of 16 MiB at most, and a sample; not the 192 MiB that the caller makes meanwhile."""
+    ours, theirs = processes.Pipe()
+    process = processes.Process(target=_on_a_slow_disk, args=(tmp_path, theirs))
+    process.start()
+    theirs.close()
+    grown, waited = ours.recv()
+    process.join()
+    store = Store(tmp_path)
+    store.verify()
+    assert len(store) == 25
+    assert grown < (2 * 16 + 2 * 8 + 8) << 20
+    assert waited > 1
 
 
 def test_every_rename_is_fsynced_before_and_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

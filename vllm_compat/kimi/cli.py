@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import typer
 
-from vllm_compat.errors import ConfigError, DataError, VllmCompatError
+from vllm_compat.errors import ConfigError
 
 from .config import Config, load_config, preset_names
 from .manifest import STAGES
+from .said import said
+from .store_cli import as_written, store
 
 __all__ = ["app", "kimi"]
 
@@ -24,6 +24,7 @@ app = kimi = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.add_typer(store, name="store")
 
 Preset = Annotated[str | None, typer.Option(help=f"A configuration that comes along: {', '.join(preset_names())}.")]
 File = Annotated[Path | None, typer.Option("--config", help='A TOML file (it may say extends = "kimi-k2.5").')]
@@ -46,27 +47,6 @@ _HELP = {
     "export": "Write the head as vLLM loads it, after checks that refuse a wrong one.",
     "evaluate": "Serve target and head with vLLM and measure the acceptance length.",
 }
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def _said(command: _F) -> _F:
-    """Show errors raised on purpose as one paragraph, without a traceback.
-
-    Exit code 2 when the user's input is the reason, else 1; 130 after Ctrl-C.
-    """
-
-    @functools.wraps(command)
-    def wrapped(*args: Any, **options: Any) -> Any:
-        try:
-            return command(*args, **options)
-        except VllmCompatError as error:
-            typer.echo(f"{type(error).__name__}: {error}", err=True)
-            raise typer.Exit(2 if isinstance(error, (ConfigError, DataError)) else 1) from error
-        except KeyboardInterrupt:
-            typer.echo("interrupted; the same command goes on with what is complete", err=True)
-            raise typer.Exit(130) from None
-
-    return wrapped  # type: ignore[return-value]
 
 
 def _load(preset: str | None, config: Path | None, overrides: list[str] | None, run_dir: Path | None) -> Config:
@@ -97,7 +77,7 @@ def _pipeline(cfg: Config, stages: list[str] | None, *, force: bool) -> None:
 
 
 @app.command()
-@_said
+@said
 def run(
     preset: Preset = None,
     config: File = None,
@@ -121,7 +101,7 @@ def _add_stage(stage: str) -> None:
     ) -> None:
         _pipeline(_load(preset, config, overrides, run_dir), [stage], force=force)
 
-    app.command(name=stage, help=_HELP[stage])(_said(command))
+    app.command(name=stage, help=_HELP[stage])(said(command))
 
 
 for _stage in STAGES:
@@ -129,7 +109,7 @@ for _stage in STAGES:
 
 
 @app.command()
-@_said
+@said
 def report(preset: Preset = None, config: File = None, overrides: Overrides = None, run_dir: RunDir = None) -> None:
     """Write report.html, the plots and summary.json from what is there."""
     from .report import report as write_report
@@ -141,7 +121,7 @@ def report(preset: Preset = None, config: File = None, overrides: Overrides = No
 
 
 @app.command()
-@_said
+@said
 def verify(
     preset: Preset = None,
     config: File = None,
@@ -158,14 +138,13 @@ def verify(
     for split in ("train", "heldout"):
         path = cfg.run_dir / "extract" / split
         if repair:
-            for said in set_aside(path):
-                typer.echo(f"{split}: set aside {said}")
-        found = Store(path).verify()
-        typer.echo(f"{split}: " + ", ".join(f"{value:,} {name}" for name, value in found.items()) + ": all as written")
+            for sentence in set_aside(path):
+                typer.echo(f"{split}: {sentence}")
+        typer.echo(f"{split}: {as_written(Store(path).verify())}")
 
 
 @app.command(name="dry-run")
-@_said
+@said
 def dry_run(
     preset: Preset = None,
     config: File = None,

@@ -64,7 +64,7 @@ def extract_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
         "layers": list(layers),
         "rows": sum(len(store) for store in stores.values()),
         "tokens": sum(store.num_tokens for store in stores.values()),
-        "bytes": sum(shard["bytes"] for store in stores.values() for shard in store.shards),
+        "bytes": sum(shard.bytes for store in stores.values() for shard in store.shards),
         "tokens_this_run": tokens,
         "seconds": round(seconds, 3),
         "tokens_per_second": None if rate is None else round(rate, 1),

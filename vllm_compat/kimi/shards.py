@@ -1,44 +1,47 @@
-"""A directory of samples: sharded safetensors, an index with checksums, one writer, any number of readers.
+"""A directory of samples: sharded safetensors, a small index with checksums, one writer, any number of readers.
 
-    shard-000000.safetensors   token_ids [S] int32, loss_mask [S] uint8, hidden_states [S, L, H];
-                               S = tokens of the shard. Its metadata holds the samples, the provenance and a
-                               CRC of the tensors: a shard explains itself, a lost index can be made again.
-    index.json                 format, provenance, and per shard: file, bytes, sha256, samples [{id, start,
-    length}] writer.lock                flock'ed while somebody writes
+    shard-000000.safetensors   tensors of all its samples, one after the other; its metadata lists the samples. A shard
+                               explains itself: a lost index can be made again. See `shard_file.py`
+    index.json                 format, provenance, and per shard: file, bytes, sha256, header_sha256, samples, tokens
+    writer.lock                flock'ed while somebody writes
 
-This file holds what reader (`store.py`) and writer (`store_writer.py`) agree on. Hidden states are
-boundaries, ascending, the final one (before the last norm) last.
+This file holds what reader (`store.py`) and writer (`store_writer.py`) agree on. docs/store.md is for readers without
+this library.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 
 from vllm_compat.errors import StoreError
 
-from .files import sha256_file
-
-FORMAT = 1
+FORMAT = 2
 INDEX = "index.json"
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-TENSORS = ("token_ids", "loss_mask", "hidden_states")
+FP8 = "float8_e4m3fn"
+#: Name of a store's dtype -> the dtype in which samples are given to it and come out of it.
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    FP8: torch.bfloat16,
+}
+#: Where final states are stored: at all tokens, or where the next token carries loss.
+FINALS = ("all", "loss")
 
 
 @dataclass(frozen=True)
 class Sample:
     """One row with its states.
 
-    `token_ids` int32 [T], loss_mask uint8 [T], hidden_states [T, L, H] in the store's dtype.
+    `token_ids` int32 [T], loss_mask uint8 [T], hidden_states [T, L, H] in ``DTYPES[provenance.dtype]``, the final state
+    last. Where a store keeps no final state, reading gives NaN for it.
     """
 
     sample_id: str
@@ -47,13 +50,47 @@ class Sample:
     hidden_states: torch.Tensor
 
 
+class Place(NamedTuple):
+    """Where a sample is in its shard: rows of the tensors by token, and rows of `final_states`."""
+
+    id: str
+    start: int
+    length: int
+    final_start: int
+    final_length: int
+
+
+class Shard(NamedTuple):
+    """What the index and the shard's own header say.
+
+    sha256: of all bytes after the header. header_sha256: of the header, which holds the former. quantisation: sums of
+    squares per aux boundary, of the error and of the states (`fp8.py`); None unless the store is in fp8.
+    """
+
+    file: str
+    bytes: int
+    sha256: str
+    header_sha256: str
+    samples: tuple[Place, ...]
+    quantisation: dict[str, list[float]] | None = None
+
+    @property
+    def tokens(self) -> int:
+        return sum(place.length for place in self.samples)
+
+    def to_json(self) -> dict[str, Any]:
+        """Its entry in the index: the samples are counted there, and listed in the shard."""
+        return {**self._asdict(), "samples": len(self.samples), "tokens": self.tokens}
+
+
 @dataclass(frozen=True)
 class Provenance:
     """Where the states of a store come from. Two stores with different provenance must not be mixed.
 
     layers: boundary ids in the order of the L axis, the final one (= num_hidden_layers) last.
-    model_fingerprint: sha256 over config.json and the safetensors headers. rows_fingerprint: sha256 of the
-    rows.
+    dtype: of the stored states; with float8_e4m3fn the final state is kept in bfloat16, for the teacher's sake.
+    finals: "all", or "loss": only where the next token carries loss. model_fingerprint: sha256 over config.json and the
+    safetensors headers. rows_fingerprint: sha256 of the rows.
     """
 
     layers: tuple[int, ...]
@@ -66,6 +103,7 @@ class Provenance:
     runner: str
     created_with: str
     rows_fingerprint: str
+    finals: str = "all"
     convention: str = "boundary"
     final_norm_applied: bool = False
 
@@ -79,11 +117,16 @@ class Provenance:
                 advice=f"boundary {self.num_hidden_layers} is the state after all {self.num_hidden_layers}"
                 " layers, not the input of the last one",
             )
-        if self.convention != "boundary" or self.dtype not in DTYPES:
+        if self.convention != "boundary" or self.dtype not in DTYPES or self.finals not in FINALS:
             raise StoreError(
-                f"a store with convention {self.convention!r} and dtype {self.dtype!r}",
-                needed="convention 'boundary' and a dtype among " + ", ".join(DTYPES),
+                f"a store with convention {self.convention!r}, dtype {self.dtype!r}, finals {self.finals!r}",
+                needed=f"convention 'boundary', a dtype among {', '.join(DTYPES)}, finals {' or '.join(FINALS)}",
             )
+
+    @property
+    def splits_finals(self) -> bool:
+        """Whether final states are a tensor of their own, `final_states`, and not the last row of `hidden_states`."""
+        return self.dtype == FP8 or self.finals != "all"
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able dict, all fields."""
@@ -108,7 +151,7 @@ class Provenance:
 
 
 def read_index(path: Path) -> tuple[Provenance, list[dict[str, Any]]]:
-    """Provenance and shard entries of the store at `path`.
+    """Provenance and shard entries (`Shard.to_json`) of the store at `path`.
 
     StoreError when there is none or its format is another.
     """
@@ -117,74 +160,29 @@ def read_index(path: Path) -> tuple[Provenance, list[dict[str, Any]]]:
     except FileNotFoundError as error:
         raise StoreError(f"the store {path}", needed=INDEX, found="no such file", advice="run extract") from error
     except ValueError as error:
-        raise StoreError(f"the store {path}", needed=f"{INDEX} in JSON", found=str(error)) from error
+        raise StoreError(
+            f"the store {path}",
+            needed=f"{INDEX} in JSON",
+            found=str(error),
+            advice=f"make it again from the shards: `vllm-compat kimi store repair {path}`",
+        ) from error
     if not isinstance(index, dict) or index.get("format") != FORMAT:
         found = index.get("format") if isinstance(index, dict) else type(index).__name__
-        raise StoreError(f"the store {path}", needed=f"format {FORMAT}", found=f"format {found}")
+        raise StoreError(
+            f"the store {path}", needed=f"format {FORMAT}", found=f"format {found}", advice="extract it again"
+        )
     return Provenance.from_json(index["provenance"]), index["shards"]
 
 
-def check_size(path: Path, shard: Mapping[str, Any]) -> None:
+def check_size(path: Path, file: str, size: int) -> None:
     """StoreError when the shard is missing or is not as long as the index says."""
     try:
-        size = (path / shard["file"]).stat().st_size
+        found = (path / file).stat().st_size
     except FileNotFoundError as error:
-        raise damaged(path, shard["file"], "missing") from error
-    if size != shard["bytes"]:
-        cut = "truncated: " if size < shard["bytes"] else ""
-        raise damaged(path, shard["file"], f"{cut}{size} bytes, the index says {shard['bytes']}")
-
-
-def read_samples(file: Path) -> list[dict[str, Any]]:
-    """The list of samples in a shard's own metadata; StoreError unless the file is a complete shard."""
-    try:
-        with safe_open(str(file), framework="pt") as handle:
-            metadata = handle.metadata()
-            samples: list[dict[str, Any]] = json.loads(metadata["samples"])
-            metadata["crc32"], metadata["provenance"]  # KeyError: a safetensors file, but none of ours
-            return samples
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        raise damaged(file.parent, file.name, f"unreadable: {error}") from error
-
-
-def check_shapes(file: Path, provenance: Provenance) -> None:
-    """StoreError when a shard's tensors are not what its samples and the provenance say."""
-    total = sum(item["length"] for item in read_samples(file))
-    needed = {
-        "token_ids": ((total,), torch.int32),
-        "loss_mask": ((total,), torch.uint8),
-        "hidden_states": ((total, len(provenance.layers), provenance.hidden_size), DTYPES[provenance.dtype]),
-    }
-    with safe_open(str(file), framework="pt") as handle:
-        names = handle.keys()
-        found = {name: tuple(handle.get_slice(name).get_shape()) for name in names}
-        if found != {name: shape for name, (shape, _) in needed.items()}:
-            raise damaged(file.parent, file.name, f"tensors {found}")
-        for name, (_, dtype) in needed.items():
-            one = handle.get_slice(name)[0:1]
-            if one.dtype != dtype:
-                raise damaged(file.parent, file.name, f"{name} is {one.dtype}, not {dtype}")
-
-
-def read_shard(file: Path) -> tuple[Provenance, dict[str, Any]]:
-    """Provenance and index entry of a shard, made from the file alone; StoreError unless it is whole."""
-    samples = read_samples(file)
-    with safe_open(str(file), framework="pt") as handle:
-        metadata = handle.metadata()
-    provenance = Provenance.from_json(json.loads(metadata["provenance"]))
-    check_shapes(file, provenance)
-    if crc_of(load_file(file)) != metadata["crc32"]:
-        raise damaged(file.parent, file.name, "its tensors do not match the CRC in its metadata")
-    entry = {"file": file.name, "bytes": file.stat().st_size, "sha256": sha256_file(file), "samples": samples}
-    return provenance, entry
-
-
-def crc_of(tensors: Mapping[str, torch.Tensor]) -> str:
-    """CRC-32 of a shard's tensors, hex: cheap (7 GB/s) and enough to tell a whole shard from a broken one."""
-    crc = 0
-    for name in TENSORS:
-        crc = zlib.crc32(memoryview(tensors[name].contiguous().view(torch.uint8).numpy().reshape(-1)), crc)
-    return f"{crc:08x}"
+        raise damaged(path, file, "missing") from error
+    if found != size:
+        cut = "truncated: " if found < size else ""
+        raise damaged(path, file, f"{cut}{found} bytes, the index says {size}")
 
 
 def damaged(path: Path, file: str, what: str) -> StoreError:
@@ -193,5 +191,24 @@ def damaged(path: Path, file: str, what: str) -> StoreError:
         f"shard {file} of {path}",
         needed="the shard as it was written",
         found=what,
-        advice="restore a copy; or set it aside with `vllm-compat kimi verify --repair` and extract again",
+        advice=f"restore a copy; or set it aside with `vllm-compat kimi store repair {path}` and extract again",
     )
+
+
+def final_positions(loss_mask: torch.Tensor, finals: str) -> torch.Tensor:
+    """int32 [F]: the tokens of a row whose final states are stored.
+
+    "loss": where the next token carries loss, since the state at t is the teacher of token t + 1.
+    """
+    if finals == "all":
+        return torch.arange(len(loss_mask), dtype=torch.int32)
+    return loss_mask[1:].nonzero().flatten().to(torch.int32)
+
+
+def placed(samples: Sequence[tuple[str, int, int]]) -> tuple[Place, ...]:
+    """Places of samples (id, tokens, final states) that follow one another."""
+    made, start, final_start = [], 0, 0
+    for name, length, finals in samples:
+        made.append(Place(name, start, length, final_start, finals))
+        start, final_start = start + length, final_start + finals
+    return tuple(made)

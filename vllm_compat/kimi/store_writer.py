@@ -1,45 +1,35 @@
 """Writing a store of samples so that a crash at any point loses no published shard and doubles no sample.
 
 A shard is written beside, fsynced and renamed, then the index the same way. Killed in between, the next
-writer finds a complete shard without an index entry and adopts it after checking its CRC; whatever is half
+writer finds a complete shard without an index entry and adopts it after checking its checksum; whatever is half
 written still has its temporary name and is removed. What was only in memory is not in `.done`, so the caller
 makes it again.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from vllm_compat.errors import StoreError
 
-from .files import TEMPORARY_PREFIX, fsync_directory, lock, publish, sha256_file, temporary_path, write_json
-from .shards import (
-    DTYPES,
-    FORMAT,
-    INDEX,
-    TENSORS,
-    Provenance,
-    Sample,
-    check_size,
-    crc_of,
-    damaged,
-    read_index,
-    read_shard,
-)
+from .codec import Encoded, encode
+from .files import TEMPORARY_PREFIX, fsync_directory, lock, write_json
+from .shard_file import check_data, open_shards, read_shard, write_shard
+from .shards import DTYPES, FORMAT, INDEX, Provenance, Sample, Shard, damaged
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 LOCK = "writer.lock"
-_SET_ASIDE = ".damaged"
+SET_ASIDE = ".damaged"
 
 
 class StoreWriter:
@@ -47,27 +37,36 @@ class StoreWriter:
 
     A context manager; only a clean exit publishes what is buffered.
 
-    shard_bytes: a shard is published once so many bytes of hidden states are buffered (the memory that it
-    costs is twice that). StoreError: another writer has the store, its provenance differs, or an indexed
-    shard is missing or cut. `.done` holds the ids on disk, `.recovered` sentences on what a crash had left
-    and what was done about it.
+    shard_bytes: a shard is written once so many bytes of hidden states are buffered. A thread writes it while the next
+    one fills; when that is full before the disk is done, `add` waits. So memory holds two shards at most, whatever the
+    disk does, and `.waited` counts the seconds.
+
+    StoreError: another writer has the store, its provenance differs, or an indexed shard is missing or cut; from `add`,
+    `flush` and `close` also what the thread ran into. `.done` holds the ids on disk, `.recovered` sentences on what a
+    crash had left and what was done about it.
     """
 
     def __init__(self, path: str | Path, provenance: Provenance, shard_bytes: int) -> None:
         self.path, self.provenance, self.shard_bytes = Path(path), provenance, shard_bytes
         self.recovered: list[str] = []
+        self.waited = 0.0
         self._buffered: dict[str, Sample] = {}
         self._buffered_bytes = 0
+        self._full: list[Sample | Encoded] = []  # of the shard that is being written, or could not be
+        self._job: Future[None] | None = None
         self._lock = lock(self.path / LOCK, f"writing to the store {self.path}")
+        self._thread = ThreadPoolExecutor(1, "store-writer")
         try:
-            self._shards = self._resume()
-            self.done = {item["id"] for shard in self._shards for item in shard["samples"]}
+            self.shards = resume(self.path, self.provenance, self.recovered)
+            self.done = {place.id for shard in self.shards for place in shard.samples}
         except BaseException:
             os.close(self._lock)
             raise
 
     def add(self, sample: Sample) -> None:
-        """Check and buffer one sample (a copy), publishing a shard when full.
+        """Check and buffer one sample, handing a full shard to the thread.
+
+        The tensors are taken over, not copied: do not change them afterwards. (A view of something bigger is copied.)
 
         StoreError names a sample that is refused: an id that is here already, a wrong shape or dtype, NaN or
         infinity.
@@ -76,41 +75,20 @@ class StoreWriter:
         self._buffered[sample.sample_id] = sample
         self._buffered_bytes += sample.hidden_states.nbytes
         if self._buffered_bytes >= self.shard_bytes:
-            self.flush()
+            self._hand_over()
 
     def flush(self) -> None:
-        """Publish what is buffered as one shard.
+        """Publish what is buffered, and wait for it.
 
-        On an error (full disk) nothing on disk changes and the buffer stays.
+        On an error (full disk) nothing on disk changes and the buffer stays: a later call tries again.
         """
-        if not self._buffered:
-            return
-        samples, start = [], 0
-        for sample in self._buffered.values():
-            samples.append({"id": sample.sample_id, "start": start, "length": len(sample.token_ids)})
-            start += len(sample.token_ids)
-        tensors = {name: torch.cat([getattr(sample, name) for sample in self._buffered.values()]) for name in TENSORS}
-        path = self.path / f"shard-{_next_number(self.path, self._shards):06d}.safetensors"
-        provenance = json.dumps(self.provenance.to_json())
-        metadata = {"samples": json.dumps(samples), "crc32": crc_of(tensors), "provenance": provenance}
-        temporary = temporary_path(path)
-        try:
-            save_file(tensors, temporary, metadata)
-            checksum, size = sha256_file(temporary), temporary.stat().st_size
-            publish(temporary, path)
-            self._shards.append({"file": path.name, "bytes": size, "sha256": checksum, "samples": samples})
-            self._buffered, self._buffered_bytes = {}, 0
-            self.done |= {item["id"] for item in samples}
-            _write_index(self.path, self.provenance, self._shards)
-        except (OSError, SafetensorError) as error:
-            raise StoreError(
-                f"writing {path.name} ({start} tokens) to {self.path}",
-                needed=f"about {sum(t.nbytes for t in tensors.values())} free bytes",
-                found=str(error),
-                advice="make room and run the stage again: it goes on after the last complete shard",
-            ) from error
-        finally:
-            temporary.unlink(missing_ok=True)
+        self._settle()
+        if self._full:
+            self._start()
+            self._settle()
+        if self._buffered:
+            self._hand_over()
+            self._settle()
 
     def close(self) -> None:
         """Publish the rest and let go of the store. Calling it again does nothing."""
@@ -131,8 +109,40 @@ class StoreWriter:
 
     def _release(self) -> None:
         if self._lock >= 0:
+            self._thread.shutdown()  # what is being written was complete before: it is published, or it fails
             os.close(self._lock)
             self._lock = -1
+
+    def _hand_over(self) -> None:
+        self._settle()
+        if self._full:  # it failed before
+            self._start()
+            self._settle()
+        self._full = list(self._buffered.values())
+        self._buffered, self._buffered_bytes = {}, 0
+        self._start()
+
+    def _start(self) -> None:
+        self._job = self._thread.submit(self._write)
+
+    def _settle(self) -> None:
+        """Wait for the shard that is being written; StoreError when that failed."""
+        if self._job is not None:
+            began = time.monotonic()
+            wait([self._job])
+            self.waited += time.monotonic() - began
+            job, self._job = self._job, None
+            job.result()
+
+    def _write(self) -> None:
+        """In the thread: `_full` becomes a shard."""
+        for i, sample in enumerate(self._full):
+            if isinstance(sample, Sample):
+                self._full[i] = encode(sample, self.provenance)  # one after the other, so that memory only falls
+        samples = [sample for sample in self._full if isinstance(sample, Encoded)]
+        publish_shard(self.path, self.provenance, self.shards, samples)
+        self.done |= {sample.sample_id for sample in samples}
+        self._full = []
 
     def _checked(self, sample: Sample) -> Sample:
         if self._lock < 0:
@@ -140,8 +150,11 @@ class StoreWriter:
         p = self.provenance
         states = sample.hidden_states
         shape = (len(sample.token_ids), len(p.layers), p.hidden_size)
+        here = sample.sample_id in self.done or sample.sample_id in self._buffered
+        # A copy of the list: the thread empties it.
+        here = here or any(item.sample_id == sample.sample_id for item in list(self._full))
         problems = {
-            "its id is in the store already": sample.sample_id in self.done or sample.sample_id in self._buffered,
+            "its id is in the store already": here,
             "it has no tokens": shape[0] == 0,
             f"hidden_states is {tuple(states.shape)}, not {shape}": tuple(states.shape) != shape,
             f"hidden_states is {states.dtype}, not {DTYPES[p.dtype]}": states.dtype != DTYPES[p.dtype],
@@ -150,96 +163,103 @@ class StoreWriter:
             f"loss_mask has {len(sample.loss_mask)} entries": len(sample.loss_mask) != shape[0],
         }
         wrong = [text for text, is_so in problems.items() if is_so]
-        if not wrong and not torch.isfinite(states).all():
+        # Not isfinite(): that makes three temporaries of this size, at a fiftieth of the speed.
+        if not wrong and not all(torch.isfinite(end) for end in torch.aminmax(states)):
             bad = (~torch.isfinite(states)).any(-1).nonzero()[0].tolist()
             wrong = [f"a state is NaN or infinite, first at token {bad[0]}, boundary {p.layers[bad[1]]}"]
         if wrong:
             raise StoreError(f"adding sample {sample.sample_id!r} to {self.path}", found="; ".join(wrong))
-        copies = (t.detach().to("cpu", copy=True).contiguous() for t in (sample.token_ids, sample.loss_mask, states))
-        return Sample(sample.sample_id, *copies)
-
-    def _resume(self) -> list[dict[str, Any]]:
-        for leftover in self.path.glob(f"{TEMPORARY_PREFIX}*"):
-            leftover.unlink()
-            self.recovered.append(f"removed the unfinished {leftover.name}")
-        if not (self.path / INDEX).exists():  # new, or its index was lost: see _adopt
-            _write_index(self.path, self.provenance, [])
-        there, shards = read_index(self.path)
-        self._check_provenance(there)
-        for shard in shards:
-            check_size(self.path, shard)
-        known = {item["id"] for shard in shards for item in shard["samples"]}
-        indexed = {shard["file"] for shard in shards}
-        for file in sorted(self.path.glob("shard-*.safetensors")):
-            if file.name not in indexed:
-                self._adopt(file, shards, known)
-        return shards
-
-    def _check_provenance(self, there: Provenance) -> None:
-        if there != self.provenance:
-            raise StoreError(
-                f"resuming the store {self.path}",
-                needed="the same provenance as what is stored (stored / this run)",
-                found=there.differences(self.provenance),
-                advice="use another run directory, or remove this store if its states are no longer wanted",
-            )
-
-    def _adopt(self, file: Path, shards: list[dict[str, Any]], known: set[str]) -> None:
-        try:
-            there, entry = read_shard(file)
-            twice = known & {item["id"] for item in entry["samples"]}
-            if twice:
-                raise damaged(self.path, file.name, f"samples that are in the index already: {sorted(twice)[:5]}")
-        except StoreError as error:
-            _set_aside(file)
-            self.recovered.append(f"set aside {file.name}: {error.found}")
-            return
-        self._check_provenance(there)
-        shards.append(entry)
-        known |= {item["id"] for item in entry["samples"]}
-        _write_index(self.path, self.provenance, shards)
-        self.recovered.append(f"adopted {file.name} ({len(entry['samples'])} samples)")
+        return Sample(sample.sample_id, *(_own(t) for t in (sample.token_ids, sample.loss_mask, states)))
 
 
-def repair(path: str | Path) -> list[str]:
-    """Set damaged shards aside, so that the next extract makes their samples anew.
-
-    Reads every byte. A damaged shard becomes `….damaged` (nothing is deleted) and leaves the index. Returns
-    one sentence per shard that was set aside.
-    """
-    path = Path(path)
-    provenance, shards = read_index(path)
-    held = lock(path / LOCK, f"repairing the store {path}")
+def publish_shard(path: Path, provenance: Provenance, shards: list[Shard], samples: Sequence[Encoded]) -> None:
+    """Write a shard and then the index; append to `shards`. On a StoreError (full disk) nothing on disk has changed."""
+    file = path / f"shard-{_next_number(path, shards):06d}.safetensors"
     try:
-        kept, said = [], []
-        for shard in shards:
-            try:
-                check_size(path, shard)
-                if read_shard(path / shard["file"]) != (provenance, shard):
-                    raise damaged(path, shard["file"], "checksum or samples differ from the index")
-                kept.append(shard)
-            except StoreError as error:
-                said.append(f"{shard['file']} ({len(shard['samples'])} samples): {error.found}")
-        if said:
-            _write_index(path, provenance, kept)
-            for shard in shards:
-                if shard not in kept and (path / shard["file"]).exists():
-                    _set_aside(path / shard["file"])
-        return said
-    finally:
-        os.close(held)
+        shard = write_shard(file, samples, provenance)
+        try:
+            write_index(path, provenance, [*shards, shard])
+        except OSError:
+            file.unlink()  # or the next try would write its samples a second time
+            raise
+        shards.append(shard)
+    except OSError as error:
+        raise StoreError(
+            f"writing {file.name} ({sum(sample.counts[1] for sample in samples)} tokens) to {path}",
+            needed=f"about {sum(t.nbytes for sample in samples for t in sample.tensors.values())} free bytes",
+            found=str(error),
+            advice="make room and run the stage again: it goes on after the last complete shard",
+        ) from error
 
 
-def _write_index(path: Path, provenance: Provenance, shards: list[dict[str, Any]]) -> None:
-    write_json(path / INDEX, {"format": FORMAT, "provenance": provenance.to_json(), "shards": shards})
+def write_index(path: Path, provenance: Provenance, shards: Sequence[Shard]) -> None:
+    """Atomically. It lists shards, not samples: it is written anew with every shard, and must stay small."""
+    entries = [shard.to_json() for shard in shards]
+    write_json(path / INDEX, {"format": FORMAT, "provenance": provenance.to_json(), "shards": entries})
 
 
-def _next_number(path: Path, shards: list[dict[str, Any]]) -> int:
+def resume(path: Path, provenance: Provenance | None, recovered: list[str]) -> list[Shard]:
+    """The shards of a store that is locked, once what a crash left is tidied up; `recovered` gets a sentence for each.
+
+    StoreError: other provenance (None: any), or an indexed shard that is missing or cut.
+    """
+    for leftover in path.glob(f"{TEMPORARY_PREFIX}*"):
+        leftover.unlink()
+        recovered.append(f"removed the unfinished {leftover.name}")
+    if not (path / INDEX).exists() and provenance is not None:  # new, or its index was lost
+        write_index(path, provenance, [])
+    there, shards = open_shards(path)
+    _check_provenance(path, there, provenance or there)
+    known = {place.id for shard in shards for place in shard.samples}
+    indexed = {shard.file for shard in shards}
+    for file in sorted(path.glob("shard-*.safetensors")):
+        if file.name not in indexed:
+            _adopt(file, there, shards, known, recovered)
+    return shards
+
+
+def set_aside(file: Path) -> None:
+    """Rename a damaged shard: out of the store's way, and still there."""
+    file.rename(file.with_name(file.name + SET_ASIDE))
+    fsync_directory(file.parent)
+
+
+def _check_provenance(path: Path, there: Provenance, ours: Provenance) -> None:
+    if there != ours:
+        raise StoreError(
+            f"resuming the store {path}",
+            needed="the same provenance as what is stored (stored / this run)",
+            found=there.differences(ours),
+            advice="use another run directory, or remove this store if its states are no longer wanted",
+        )
+
+
+def _adopt(file: Path, provenance: Provenance, shards: list[Shard], known: set[str], recovered: list[str]) -> None:
+    path = file.parent
+    try:
+        there, shard = read_shard(file)
+        check_data(file, there, shard)
+        twice = known & {place.id for place in shard.samples}
+        if twice:
+            raise damaged(path, file.name, f"samples that are in the index already: {sorted(twice)[:5]}")
+    except StoreError as error:
+        set_aside(file)
+        recovered.append(f"set aside {file.name}: {error.found}")
+        return
+    _check_provenance(path, there, provenance)
+    shards.append(shard)
+    known |= {place.id for place in shard.samples}
+    write_index(path, provenance, shards)
+    recovered.append(f"adopted {file.name} ({len(shard.samples)} samples)")
+
+
+def _next_number(path: Path, shards: Sequence[Shard]) -> int:
     """One more than any number in use, damaged files included, so that no name ever means two things."""
-    names = [file.name for file in path.glob("shard-*")] + [shard["file"] for shard in shards]
+    names = [file.name for file in path.glob("shard-*")] + [shard.file for shard in shards]
     return max((int(name.split("-")[1].split(".")[0]) for name in names), default=-1) + 1
 
 
-def _set_aside(file: Path) -> None:
-    file.rename(file.with_name(file.name + _SET_ASIDE))
-    fsync_directory(file.parent)
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """On the CPU, contiguous, and not keeping anything bigger alive; the tensor itself where it is all that already."""
+    tensor = tensor.detach().to("cpu").contiguous()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()

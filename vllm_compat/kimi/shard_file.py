@@ -1,0 +1,168 @@
+"""One shard: a safetensors file that is written in one pass, straight from the memory of its samples.
+
+    8 bytes      length N of the header, little-endian
+    N bytes      the header: JSON, padded with spaces to a multiple of 8
+    the rest     the tensors, each the rows of all samples, one after the other
+
+The header's `__metadata__` holds `samples`, `provenance`, `quantisation` (fp8 only) and `sha256` of the rest. With
+the writer of safetensors a shard would be concatenated first, copied to bytes, and read again for its checksum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from .codec import Encoded, layout
+from .files import publish, temporary_path
+from .shards import INDEX, Place, Provenance, Shard, check_size, damaged, placed, read_index
+
+#: safetensors' names.
+_DTYPES = {
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+}
+_PIECE = 8 << 20  # bytes hashed and written at once
+_SMALL = 1 << 16  # parts below it are joined first: a call of the system for each would cost more
+
+
+def write_shard(path: Path, samples: Sequence[Encoded], provenance: Provenance) -> Shard:
+    """Write beside, fsync, rename. OSError: nothing is left behind."""
+    places = placed([sample.counts for sample in samples])
+    quantisation = _quantisation(samples)
+    metadata = {
+        "samples": json.dumps([place._asdict() for place in places], ensure_ascii=False),
+        "provenance": json.dumps(provenance.to_json()),
+        "sha256": "0" * 64,
+        **({} if quantisation is None else {"quantisation": json.dumps(quantisation)}),
+    }
+    rows = (sum(place.length for place in places), sum(place.final_length for place in places))
+    header = _header(provenance, rows, metadata)
+    temporary = temporary_path(path)
+    try:
+        # One thread writes while another hashes: together they would take the sum of both.
+        with temporary.open("wb") as stream, ThreadPoolExecutor(1, "checksum") as pool:
+            stream.seek(len(header))
+            stream.flush()
+            digest = hashlib.sha256()
+            hashed = None
+            for name in layout(provenance):
+                for piece in _pieces([sample.tensors[name] for sample in samples]):
+                    if hashed is not None:
+                        hashed.result()
+                    hashed = pool.submit(digest.update, piece)
+                    _write(stream.fileno(), piece)
+            if hashed is not None:
+                hashed.result()
+            header = _header(provenance, rows, {**metadata, "sha256": digest.hexdigest()})
+            os.pwrite(stream.fileno(), header, 0)
+        size = temporary.stat().st_size
+        publish(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return Shard(path.name, size, digest.hexdigest(), hashlib.sha256(header).hexdigest(), places, quantisation)
+
+
+def read_shard(file: Path, header_sha256: str | None = None) -> tuple[Provenance, Shard]:
+    """What a shard says of itself, from its header alone. StoreError when that is no shard's, or not the one named."""
+    try:
+        with file.open("rb") as stream:
+            length = stream.read(8)
+            text = stream.read(min(int.from_bytes(length, "little"), file.stat().st_size))
+        own = hashlib.sha256(length + text).hexdigest()
+        if header_sha256 not in (None, own):
+            raise damaged(file.parent, file.name, f"its header is not what {INDEX} says")
+        metadata = json.loads(text)["__metadata__"]
+        samples = tuple(Place(**item) for item in json.loads(metadata["samples"]))
+        provenance = Provenance.from_json(json.loads(metadata["provenance"]))
+        quantisation = json.loads(metadata["quantisation"]) if "quantisation" in metadata else None
+        checksum = str(metadata["sha256"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise damaged(file.parent, file.name, f"unreadable: {error!r}") from error
+    return provenance, Shard(file.name, file.stat().st_size, checksum, own, samples, quantisation)
+
+
+def open_shards(path: Path) -> tuple[Provenance, list[Shard]]:
+    """What index and headers say; StoreError names the shard that is missing, cut, or has another header."""
+    provenance, entries = read_index(path)
+    shards = []
+    for entry in entries:
+        check_size(path, entry["file"], entry["bytes"])
+        there, shard = read_shard(path / entry["file"], entry["header_sha256"])
+        if shard.to_json() != entry or there != provenance:
+            raise damaged(path, entry["file"], f"it does not belong to this {INDEX}")
+        shards.append(shard)
+    return provenance, shards
+
+
+def check_data(file: Path, provenance: Provenance, shard: Shard) -> None:
+    """Read every byte: StoreError unless checksum, shapes and places are what header and provenance say."""
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        stream.seek(8 + int.from_bytes(stream.read(8), "little"))
+        while piece := stream.read(_PIECE):
+            digest.update(piece)
+    if digest.hexdigest() != shard.sha256:
+        raise damaged(
+            file.parent, file.name, f"its data's checksum is {digest.hexdigest()}, its header says {shard.sha256}"
+        )
+    if shard.samples != placed([(place.id, place.length, place.final_length) for place in shard.samples]):
+        raise damaged(file.parent, file.name, "its samples do not follow one another")
+    rows = (shard.tokens, sum(place.final_length for place in shard.samples))
+    needed = {name: ((rows[final], *shape), dtype) for name, (dtype, shape, final) in layout(provenance).items()}
+    try:
+        with safe_open(str(file), framework="pt") as handle:
+            found = {name: tuple(handle.get_slice(name).get_shape()) for name in handle.keys()}  # noqa: SIM118
+            dtypes = {name: handle.get_slice(name)[0:1].dtype for name in found}
+    except SafetensorError as error:
+        raise damaged(file.parent, file.name, f"unreadable: {error}") from error
+    if needed != {name: (found[name], dtypes[name]) for name in found}:
+        raise damaged(file.parent, file.name, f"tensors {found} of {dtypes}")
+
+
+def _header(provenance: Provenance, rows: tuple[int, int], metadata: Mapping[str, str]) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    at = 0
+    for name, (dtype, shape, final) in layout(provenance).items():
+        whole = (rows[final], *shape)
+        size = torch.Size(whole).numel() * dtype.itemsize
+        entries[name] = {"dtype": _DTYPES[dtype], "shape": list(whole), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _pieces(parts: Sequence[torch.Tensor]) -> Iterator[memoryview]:
+    """The bytes of contiguous tensors, without a copy unless they are small."""
+    if sum(part.nbytes for part in parts) < _SMALL * len(parts):
+        parts = [torch.cat(list(parts))]
+    for part in parts:
+        whole = memoryview(part.view(torch.uint8).numpy().reshape(-1)) if part.numel() else memoryview(b"")
+        for at in range(0, len(whole), _PIECE):
+            yield whole[at : at + _PIECE]
+
+
+def _write(fd: int, piece: memoryview) -> None:
+    while piece:  # a write may be short, on a disk that is nearly full for one
+        piece = piece[os.write(fd, piece) :]
+
+
+def _quantisation(samples: Sequence[Encoded]) -> dict[str, list[float]] | None:
+    errors = [sample.error for sample in samples if sample.error is not None]
+    powers = [sample.power for sample in samples if sample.power is not None]
+    if not errors:
+        return None
+    return {"error": torch.stack(errors).sum(0).tolist(), "power": torch.stack(powers).sum(0).tolist()}
