@@ -184,16 +184,22 @@ def test_the_writer_takes_tensors_over_without_a_copy(tmp_path: Path) -> None:
         assert item.hidden_states.data_ptr() == writer._buffered[item.sample_id].hidden_states.data_ptr()
 
 
-def test_a_view_of_a_bigger_buffer_is_stored_alone(tmp_path: Path) -> None:
-    """States cut out of a batch (not contiguous) are stored as the sample that they are."""
-    whole = sample(0)
-    buffer = torch.zeros(whole.hidden_states.shape[0], len(LAYERS) + 2, HIDDEN + 5, dtype=torch.bfloat16)
-    view = buffer[:, 1:-1, 2:-3]
+@pytest.mark.parametrize("cut", ["rows", "rows, layers and channels"])
+def test_a_view_of_a_bigger_buffer_is_stored_alone(tmp_path: Path, cut: str) -> None:
+    """States cut out of a batch are stored as the sample that they are, and do not keep the batch in memory."""
+    whole = sample(6)
+    length = len(whole.token_ids)
+    if cut == "rows":
+        buffer = torch.zeros(length + 9, len(LAYERS), HIDDEN, dtype=torch.bfloat16)
+        view = buffer[4 : 4 + length]
+    else:
+        buffer = torch.zeros(length, len(LAYERS) + 2, HIDDEN + 5, dtype=torch.bfloat16)
+        view = buffer[:, 1:-1, 2:-3]
     view.copy_(whole.hidden_states)
     with StoreWriter(tmp_path, provenance(), 10**6) as writer:
         writer.add(Sample(whole.sample_id, whole.token_ids, whole.loss_mask, view))
         buffer.zero_()
-    check(Store(tmp_path), 1)
+    assert torch.equal(whole.hidden_states, Store(tmp_path)[0].hidden_states)
 
 
 def _changed(**changes: Any) -> Sample:

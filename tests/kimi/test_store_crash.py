@@ -348,6 +348,29 @@ def test_room_for_a_shard_but_not_for_the_index(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("shard-*"))) == 61
 
 
+def _bad(i: int) -> Sample:
+    item = sample(i)
+    item.hidden_states[0, 1, 3] = float("nan")
+    return item
+
+
+def test_nan_samples_are_left_out_up_to_a_number_and_not_made_again(tmp_path: Path) -> None:
+    """Each is listed with its reason; those around it are stored; one too many stops with its name."""
+    with StoreWriter(tmp_path, provenance(), 1000, max_bad=2) as writer:
+        for i in range(10):
+            writer.add(_bad(i) if i in (3, 7) else sample(i))
+    wanted = {sample(i).sample_id for i in range(10)} - {sample(3).sample_id, sample(7).sample_id}
+    assert wanted == set(Store(tmp_path).ids)
+    with StoreWriter(tmp_path, provenance(), 1000, max_bad=2) as writer:
+        assert {sample(i).sample_id for i in range(10)} == writer.done
+        assert [sample(3).sample_id, sample(7).sample_id] == list(writer.refused)
+        assert "token 0, boundary 4" in writer.refused[sample(3).sample_id]
+        writer.add(sample(11))
+        with pytest.raises(StoreError, match=r"conversation-10/0.*but for 2 samples.*max_bad_rows"):
+            writer.add(_bad(10))
+    assert len(Store(tmp_path)) == 9
+
+
 def test_an_error_of_the_writing_thread_reaches_the_caller(tmp_path: Path) -> None:
     """A disk that is full stops the run at the next sample, not at its end."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .config import Config
 
 _SAMPLE = 200  # conversations that stand for all of them
-_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e4m3fn": 1 + 4 / 128}
 _HEADS = {"mla": "Eagle3DeepseekV2ForCausalLM", "llama": "LlamaForCausalLMEagle3"}
 # The state after the last layer of DeepSeek-class models: vLLM PR 46973. MLA heads: PR 36361, in 0.18.0.
 _GIVES_FINAL_STATE = (0, 25, 0)
@@ -163,8 +163,9 @@ def _count(cfg: Config, at_least: int) -> int:
 
 
 def _disk(cfg: Config, shape: TargetShape, tokens: float) -> str:
-    states = len(aux_layers(cfg.extract.layers, shape.num_hidden_layers)) + 1
-    per_token = states * shape.hidden_size * _BYTES[cfg.extract.dtype]
+    aux = len(aux_layers(cfg.extract.layers, shape.num_hidden_layers))
+    value = _BYTES[cfg.extract.dtype]
+    per_token = round(shape.hidden_size * (aux * value + max(value, 2)))  # fp8: the final state in bfloat16
     needed = per_token * tokens
     place = next(path for path in (cfg.run_dir.absolute(), *cfg.run_dir.absolute().parents) if path.exists())
     free = shutil.disk_usage(place).free

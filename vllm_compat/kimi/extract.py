@@ -71,6 +71,9 @@ def extract_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
         "plain_prefill_tokens_per_second": None if plain_rate is None else round(plain_rate, 1),
         "ratio_to_prefill": None if rate is None or plain_rate is None else round(rate / plain_rate, 4),
         "self_check": check,
+        "refused": sum(d["refused"] for d in done.values()),
+        "seconds_waited_for_disk": round(sum(d["waited"] for d in done.values()), 3),
+        "fp8_relative_error": stores["train"].quantisation_error,
         "recovered": [note for d in done.values() for note in d["recovered"]],
     }
 
@@ -128,10 +131,13 @@ def _extract(
             runner=capture.model_info["runner"],
             created_with=vllm_compat.__version__,
             rows_fingerprint=sha256_file(rows_path),
+            finals=cfg.extract.finals,
         )
         began = time.monotonic()
         tokens = 0
-        store = StoreWriter(cfg.run_dir / "extract" / split, provenance, cfg.extract.shard_mb << 20)
+        store = StoreWriter(
+            cfg.run_dir / "extract" / split, provenance, cfg.extract.shard_mb << 20, cfg.extract.max_bad_rows
+        )
         with store, progress.task(f"extracting {split}", total=count_rows(rows_path)) as bar:
             bar.advance(len(store.done))
             waiting: list[Row] = []
@@ -164,4 +170,10 @@ def _extract(
                 tokens += len(row.input_ids)
                 bar.advance(1)
         seconds = time.monotonic() - began
-    return {"tokens": tokens, "seconds": seconds, "recovered": store.recovered}
+    return {
+        "tokens": tokens,
+        "seconds": seconds,
+        "recovered": store.recovered,
+        "refused": len(store.refused),
+        "waited": store.waited,
+    }

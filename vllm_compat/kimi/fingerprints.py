@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from pathlib import Path
 
 from vllm_compat.errors import ConfigError
@@ -18,14 +19,20 @@ def model_fingerprint(model: str) -> str:
     such directory and the hub knows no such model.
     """
     path = Path(model)
-    digest = hashlib.sha256()
     if not path.is_dir():
-        digest.update(f"{model}@{_hub_commit(model)}".encode())
-        return digest.hexdigest()
-    if not (path / "config.json").is_file():
+        return hashlib.sha256(f"{model}@{_hub_commit(model)}".encode()).hexdigest()
+    config = path / "config.json"
+    if not config.is_file():
         raise ConfigError(f"target.model = {model!r}", needed="a model's directory", found="no config.json in it")
-    digest.update((path / "config.json").read_bytes())
-    for file in sorted(path.glob("*.safetensors")):
+    files = tuple(sorted(path.glob("*.safetensors")))
+    return _digest(config, files, tuple((file.stat().st_size, file.stat().st_mtime_ns) for file in (config, *files)))
+
+
+@lru_cache(maxsize=8)
+def _digest(config: Path, files: tuple[Path, ...], _: tuple[tuple[int, int], ...]) -> str:
+    """Kept while sizes and times are the same: stages ask for it several times, and the real target has 60 files."""
+    digest = hashlib.sha256(config.read_bytes())
+    for file in files:
         with file.open("rb") as stream:
             length = stream.read(8)
             header = stream.read(int.from_bytes(length, "little"))
@@ -41,6 +48,7 @@ def data_fingerprint(source: str, split: str | None) -> str:
     return hashlib.sha256(f"{source}@{_hub_commit(source, 'dataset')} {split}".encode()).hexdigest()
 
 
+@lru_cache(maxsize=8)
 def _hub_commit(name: str, kind: str = "model") -> str:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

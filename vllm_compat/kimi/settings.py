@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from vllm_compat.errors import ConfigError
 
 DTYPES = ("bfloat16", "float16", "float32")
+STORE_DTYPES = (*DTYPES, "float8_e4m3fn")
 #: Not float16: vLLM rescales DeepSeek's residual stream in it, and the trainer would need loss scaling.
 COMPUTE_DTYPES = ("bfloat16", "float32")
 
@@ -113,13 +114,18 @@ class PrepareConfig(_Section):
 class ExtractConfig(_Section):
     """`layers`: aux boundaries, ascending; empty = (2, N//2, N-3). The final boundary N is always stored too.
 
-    shard_mb: MiB of hidden states per shard. baseline_rows: plain prefill is timed on so many rows for the
+    dtype: float8_e4m3fn stores the aux states in 8 bits with a scale per 128 values, and the final one in bfloat16.
+    finals: final states of all tokens, or those alone that training needs: where the next token carries loss. shard_mb:
+    MiB of hidden states per shard; memory holds two. max_bad_rows: rows with a NaN or infinite state that are left out
+    and listed in refused.jsonl; one more stops the stage. baseline_rows: plain prefill is timed on so many rows for the
     ratio.
     """
 
     layers: tuple[int, ...] = ()
     dtype: str = "bfloat16"
+    finals: str = "all"
     shard_mb: int = 512
+    max_bad_rows: int = 0
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 8192
     self_check: bool = True
@@ -127,8 +133,8 @@ class ExtractConfig(_Section):
 
     _NAME = "extract"
     _POSITIVE = ("shard_mb", "max_num_seqs", "max_num_batched_tokens")
-    _NOT_NEGATIVE = ("baseline_rows",)
-    _CHOICES: ClassVar = {"dtype": DTYPES}
+    _NOT_NEGATIVE = ("baseline_rows", "max_bad_rows")
+    _CHOICES: ClassVar = {"dtype": STORE_DTYPES, "finals": ("all", "loss")}
 
     def __post_init__(self) -> None:
         super().__post_init__()

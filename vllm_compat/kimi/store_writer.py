@@ -8,6 +8,7 @@ makes it again.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ import torch
 from vllm_compat.errors import StoreError
 
 from .codec import Encoded, encode
-from .files import TEMPORARY_PREFIX, fsync_directory, lock, write_json
+from .files import TEMPORARY_PREFIX, fsync_directory, lock, write_atomic, write_json
 from .shard_file import check_data, open_shards, read_shard, write_shard
 from .shards import DTYPES, FORMAT, INDEX, Provenance, Sample, Shard, damaged
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 LOCK = "writer.lock"
+REFUSED = "refused.jsonl"
 SET_ASIDE = ".damaged"
 
 
@@ -41,13 +43,16 @@ class StoreWriter:
     one fills; when that is full before the disk is done, `add` waits. So memory holds two shards at most, whatever the
     disk does, and `.waited` counts the seconds.
 
+    max_bad: so many samples with a NaN or infinite state are left out, and listed in `refused.jsonl`, before one is an
+    error. They are not tried again by the next run; remove the file for that.
+
     StoreError: another writer has the store, its provenance differs, or an indexed shard is missing or cut; from `add`,
-    `flush` and `close` also what the thread ran into. `.done` holds the ids on disk, `.recovered` sentences on what a
-    crash had left and what was done about it.
+    `flush` and `close` also what the thread ran into. `.done` holds the ids on disk, and those refused; `.refused` the
+    latter with the reason, `.recovered` sentences on what a crash had left and what was done about it.
     """
 
-    def __init__(self, path: str | Path, provenance: Provenance, shard_bytes: int) -> None:
-        self.path, self.provenance, self.shard_bytes = Path(path), provenance, shard_bytes
+    def __init__(self, path: str | Path, provenance: Provenance, shard_bytes: int, max_bad: int = 0) -> None:
+        self.path, self.provenance, self.shard_bytes, self.max_bad = Path(path), provenance, shard_bytes, max_bad
         self.recovered: list[str] = []
         self.waited = 0.0
         self._buffered: dict[str, Sample] = {}
@@ -59,6 +64,8 @@ class StoreWriter:
         try:
             self.shards = resume(self.path, self.provenance, self.recovered)
             self.done = {place.id for shard in self.shards for place in shard.samples}
+            self.refused = read_refused(self.path)
+            self.done |= self.refused.keys()
         except BaseException:
             os.close(self._lock)
             raise
@@ -69,9 +76,13 @@ class StoreWriter:
         The tensors are taken over, not copied: do not change them afterwards. (A view of something bigger is copied.)
 
         StoreError names a sample that is refused: an id that is here already, a wrong shape or dtype, NaN or
-        infinity.
+        infinity (unless `max_bad` allows for one more).
         """
         sample = self._checked(sample)
+        bad = self._not_finite(sample)
+        if bad is not None:
+            self._refuse(sample.sample_id, bad)
+            return
         self._buffered[sample.sample_id] = sample
         self._buffered_bytes += sample.hidden_states.nbytes
         if self._buffered_bytes >= self.shard_bytes:
@@ -163,13 +174,38 @@ class StoreWriter:
             f"loss_mask has {len(sample.loss_mask)} entries": len(sample.loss_mask) != shape[0],
         }
         wrong = [text for text, is_so in problems.items() if is_so]
-        # Not isfinite(): that makes three temporaries of this size, at a fiftieth of the speed.
-        if not wrong and not all(torch.isfinite(end) for end in torch.aminmax(states)):
-            bad = (~torch.isfinite(states)).any(-1).nonzero()[0].tolist()
-            wrong = [f"a state is NaN or infinite, first at token {bad[0]}, boundary {p.layers[bad[1]]}"]
         if wrong:
             raise StoreError(f"adding sample {sample.sample_id!r} to {self.path}", found="; ".join(wrong))
         return Sample(sample.sample_id, *(_own(t) for t in (sample.token_ids, sample.loss_mask, states)))
+
+    def _not_finite(self, sample: Sample) -> str | None:
+        states = sample.hidden_states
+        # Not isfinite() of all: that makes three temporaries of this size, at a fiftieth of the speed.
+        if all(torch.isfinite(end) for end in torch.aminmax(states)):
+            return None
+        token, layer = (~torch.isfinite(states)).any(-1).nonzero()[0].tolist()
+        return f"a state is NaN or infinite, first at token {token}, boundary {self.provenance.layers[layer]}"
+
+    def _refuse(self, sample_id: str, reason: str) -> None:
+        if len(self.refused) >= self.max_bad:
+            raise StoreError(
+                f"adding sample {sample_id!r} to {self.path}",
+                needed="finite states" + (f", but for {self.max_bad} samples" if self.max_bad else ""),
+                found=reason,
+                advice="look at the row and the model's dtype; extract.max_bad_rows leaves out that many such rows",
+            )
+        self.refused[sample_id] = reason
+        lines = [json.dumps({"id": name, "reason": why}) + "\n" for name, why in self.refused.items()]
+        write_atomic(self.path / REFUSED, "".join(lines))
+        self.done.add(sample_id)
+
+
+def read_refused(path: Path) -> dict[str, str]:
+    """Samples that were left out of the store, with the reason."""
+    if not (path / REFUSED).exists():
+        return {}
+    lines = [json.loads(line) for line in (path / REFUSED).read_text(encoding="utf-8").splitlines()]
+    return {line["id"]: line["reason"] for line in lines}
 
 
 def publish_shard(path: Path, provenance: Provenance, shards: list[Shard], samples: Sequence[Encoded]) -> None:

@@ -58,6 +58,8 @@ def _extract(m: Mapping[str, Any]) -> list[str]:
         f"{number(m['tokens'])} tokens" + (f" at {number(rate)} tok/s" if rate else ", all there already"),
         f"{ratio:.2f} of plain prefill" if ratio else "",
         checked,
+        f"fp8 error {max(errors):.2%}" if (errors := m.get("fp8_relative_error")) else "",
+        f"{number(m['refused'])} rows NaN" if m.get("refused") else "",
     ]
 
 
