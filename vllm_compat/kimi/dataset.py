@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from itertools import count
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -119,13 +120,23 @@ def collate(samples: Sequence[Sample], steps: int) -> Batch:
     )
 
 
+class Planned(NamedTuple):
+    """A batch to come: its epoch, its place in it, its rows, and whether it is the epoch's last."""
+
+    epoch: int
+    position: int
+    rows: tuple[int, ...]
+    last: bool
+
+
 @dataclass(frozen=True)
 class BatchOrder:
     """Which rows make which batch: a function of (seed, epoch) alone, so that a resumed run goes on exactly.
 
     Rows are shuffled, cut into windows, sorted by length within a window (little padding), packed up to
     `batch_tokens` padded tokens, and the batches shuffled again. With `world` > 1 rank r takes every world-th
-    batch; the last, incomplete round is filled up from the front, so that all ranks take equally many steps.
+    batch: no two ranks read the same one. The last, incomplete round is filled up from the front, so that all ranks
+    take equally many steps; with `fill` off it stays incomplete, and each row is read exactly once.
     """
 
     lengths: tuple[int, ...]
@@ -134,6 +145,7 @@ class BatchOrder:
     rank: int = 0
     world: int = 1
     window: int = 32
+    fill: bool = True
 
     def epoch(self, epoch: int) -> list[list[int]]:
         """Row indices per batch."""
@@ -145,9 +157,17 @@ class BatchOrder:
         for i in range(0, len(order), window):
             batches.extend(self._pack(sorted(order[i : i + window], key=lambda row: (self.lengths[row], row))))
         batches = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
-        if self.world > 1:
+        if self.world > 1 and self.fill:
             batches += batches[: -len(batches) % self.world]
         return batches[self.rank :: self.world]
+
+    def walk(self, epoch: int, position: int) -> Iterator[Planned]:
+        """Every batch from a place on, without end."""
+        for number in count(epoch):
+            batches = self.epoch(number)
+            first = position if number == epoch else 0
+            for at in range(first, len(batches)):
+                yield Planned(number, at, tuple(batches[at]), at + 1 == len(batches))
 
     def _pack(self, rows: list[int]) -> Iterator[list[int]]:
         """Ascending lengths, so the row being added is the longest and sets the padded width."""

@@ -158,7 +158,8 @@ class TrainConfig(_Section):
 
     Training ends at whichever of `steps`, `epochs`, `max_seconds` comes first.
 
-    batch_tokens: tokens per optimiser step. ttt_decay: loss weight of TTT step k is ttt_decay**k.
+    batch_tokens: tokens per optimiser step. ttt_decay: loss weight of TTT step k is ttt_decay**k. workers: processes
+    that read batches ahead; 0 is a thread.
     intermediate_size, num_heads: None = the target's own.
     """
 
@@ -180,6 +181,7 @@ class TrainConfig(_Section):
     log_every: int = 10
     checkpoint_every: int = 500
     threads: int | None = None
+    workers: int = 0
 
     _NAME = "train"
     _POSITIVE = (
@@ -197,7 +199,7 @@ class TrainConfig(_Section):
         "checkpoint_every",
         "threads",
     )
-    _NOT_NEGATIVE = ("warmup_steps", "weight_decay")
+    _NOT_NEGATIVE = ("warmup_steps", "weight_decay", "workers")
     _CHOICES: ClassVar = {"architecture": ("mla", "llama"), "dtype": COMPUTE_DTYPES}
 
     def __post_init__(self) -> None:

@@ -10,7 +10,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from .dataset import Batch, BatchOrder, Samples, collate, require_chains
 from .draft import Draft, init_draft
 from .draft_config import DraftConfig
 from .files import write_json
+from .loader import read_ahead
 from .target import TargetHead
 from .training_step import SCORED, TrainingStep, summarise, weighted_loss
 from .vocab import VocabMap
@@ -140,26 +140,17 @@ class Trainer:
         return self.last
 
     def _batches(self) -> Iterator[tuple[list[int], Batch]]:
-        """From the stored position on; the next batch is read while the current one is trained on."""
-
-        def read(rows: list[int]) -> tuple[list[int], Batch]:
-            return rows, collate([self.samples[i] for i in rows], self.cfg.ttt_steps)
-
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            while self.step < self.total:
-                batches = self.order.epoch(self.epoch)
-                pending = [pool.submit(read, rows) for rows in batches[self.position :][:2]]
-                while self.position < len(batches) and self.step < self.total:
-                    ready = pending.pop(0).result()
-                    ahead = self.position + 2
-                    if ahead < len(batches):
-                        pending.append(pool.submit(read, batches[ahead]))
-                    self.position += 1
-                    yield ready
-                if self.position >= len(batches):
-                    self.epoch, self.position = self.epoch + 1, 0
-                for future in pending:
-                    future.cancel()
+        """From the stored position on; the next batches are read while the current one is trained on."""
+        planned = self.order.walk(self.epoch, self.position)
+        for at, batch in read_ahead(self.samples, planned, self.cfg.ttt_steps, self.cfg.workers):
+            if self.step >= self.total:
+                return
+            self.epoch, self.position = at.epoch, at.position + 1
+            yield list(at.rows), batch
+            if at.last:
+                self.epoch, self.position = at.epoch + 1, 0
+            if self.step >= self.total:
+                return
 
     def _train_on(self, rows: list[int], batch: Batch) -> None:
         rate = learning_rate(self.step, self.total, self.cfg.lr, self.cfg.warmup_steps)
