@@ -75,6 +75,7 @@ def prepare(cfg: Config, tokenizer: Any, generate: Generate | None, progress: Pr
                 regeneration.run(conversations, progress)
             else:
                 _originals(conversations, maker, reading, progress)
+            maker.decontaminate()
             _check_rows(cfg, reading, maker)
     finally:
         lines = [json.dumps(item, ensure_ascii=False) + "\n" for item in reading.malformed]
@@ -176,6 +177,7 @@ def _metrics(
         "malformed_examples": reading.malformed[:5],
         "duplicates": reading.duplicates,
         "dropped": dict(maker.dropped),
+        "contaminated": maker.numbers["contaminated"],
         "truncated": maker.numbers["truncated"],
         "ended_early": dict(regeneration.ended) if regeneration else {},
         "generated_tokens": maker.numbers["generated_tokens"],

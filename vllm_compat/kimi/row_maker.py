@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .conversations import Conversation
+from .decontaminate import HeldOut, Seen, removed
 from .prompts import find_markers, generation_prefix, loss_mask, render_prompt
-from .rows import Row, RowWriter
+from .rows import SPLITS, Row, RowWriter
 
 if TYPE_CHECKING:
     from .config import Config
@@ -29,6 +30,7 @@ class RowMaker:
         self.prefixes = {thinking: generation_prefix(tokenizer, self.markers, thinking) for thinking in (False, True)}
         self.dropped: Counter[str] = Counter()
         self.numbers: Counter[str] = Counter()
+        self._seen = {split: Seen() for split in SPLITS}
 
     @property
     def room(self) -> int | None:
@@ -77,11 +79,28 @@ class RowMaker:
             return
         identity = conversation.conversation_id
         heldout = heldout_share(identity, self.cfg.seed) < prepare.heldout_fraction
-        row = Row(f"{identity}/{turn}", identity, turn, ids, len(prompt), mask, source)
-        self.writer.add("heldout" if heldout else "train", row)
+        split = "heldout" if heldout else "train"
+        if self._seen[split].again(ids, mask):
+            self.dropped["the same tokens as another row"] += 1
+            return
+        self.writer.add(split, Row(f"{identity}/{turn}", identity, turn, ids, len(prompt), mask, source))
         self.numbers["tokens"] += len(ids)
         self.numbers["loss_tokens"] += sum(mask)
         self.numbers["truncated"] += len(ids) < len(prompt) + len(answer)
+
+    def decontaminate(self) -> None:
+        """Leave out the training rows that the held-out ones are not independent of. The last thing to do."""
+        heldout = HeldOut(self.writer.written("heldout"), self.cfg.prepare.decontaminate_ngram)
+
+        def chosen(row: Row) -> bool:
+            if not removed(row, heldout, self.dropped):
+                return True
+            self.numbers["contaminated"] += 1
+            self.numbers["tokens"] -= len(row.input_ids)
+            self.numbers["loss_tokens"] -= sum(row.loss_mask)
+            return False
+
+        self.writer.keep("train", chosen)
 
 
 def heldout_share(conversation_id: str, seed: int) -> float:

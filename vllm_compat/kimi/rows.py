@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -88,6 +88,34 @@ class RowWriter:
         if len(self._rows[split]) >= _BATCH:
             self._flush(split)
 
+    def written(self, split: str) -> Iterator[Row]:
+        """What is written of a split, which takes no more rows after this."""
+        self._close(split)
+        return read_rows(temporary_path(self._paths[split]))
+
+    def keep(self, split: str, chosen: Callable[[Row], bool]) -> None:
+        """Drop the other rows of a split, which takes no more rows after this."""
+        import pyarrow.parquet as pq
+
+        rows = self.written(split)
+        old = temporary_path(self._paths[split])
+        new = old.with_name(f"{old.name}.kept")
+        self._writers[split] = pq.ParquetWriter(new, row_schema())
+        self.counts[split] = 0
+        try:
+            for row in rows:
+                if chosen(row):
+                    self.add(split, row)
+            self._close(split)
+            new.replace(old)
+        finally:
+            new.unlink(missing_ok=True)
+
+    def _close(self, split: str) -> None:
+        if self._writers[split].is_open:
+            self._flush(split)
+            self._writers[split].close()
+
     def _flush(self, split: str) -> None:
         import pyarrow as pa
 
@@ -104,8 +132,9 @@ class RowWriter:
         try:
             for split, writer in self._writers.items():
                 if kind is None:
-                    self._flush(split)
-                writer.close()
+                    self._close(split)
+                elif writer.is_open:
+                    writer.close()
             if kind is None:
                 for path in self._paths.values():
                     publish(temporary_path(path), path)

@@ -79,7 +79,8 @@ class PrepareConfig(_Section):
 
     max_length bounds prompt + answer. `regenerate` replaces every answer by the target's own (a head must
     learn the target's text, not a human's). A row with fewer than `min_loss_tokens` loss tokens is dropped
-    and counted.
+    and counted; so are a row that is there already, and a training row with the prompt of a held-out row or with an
+    answer that stands in held-out answers (n-grams of `decontaminate_ngram` tokens; 0 compares prompts only).
     """
 
     conversations: str = ""
@@ -93,10 +94,11 @@ class PrepareConfig(_Section):
     max_new_tokens: int = 512
     thinking: bool = False
     min_loss_tokens: int = 1
+    decontaminate_ngram: int = 13
 
     _NAME = "prepare"
     _POSITIVE = ("max_conversations", "max_length", "max_rows", "max_new_tokens", "min_loss_tokens")
-    _NOT_NEGATIVE = ("temperature",)
+    _NOT_NEGATIVE = ("temperature", "decontaminate_ngram")
 
     def __post_init__(self) -> None:
         super().__post_init__()

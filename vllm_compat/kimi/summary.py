@@ -38,6 +38,7 @@ def _prepare(m: Mapping[str, Any]) -> list[str]:
         f"{number(m.get('malformed', 0))} malformed" if m.get("malformed") else "",
         f"{number(m.get('duplicates', 0))} duplicates" if m.get("duplicates") else "",
         f"{number(sum(m.get('dropped', {}).values()))} rows dropped" if m.get("dropped") else "",
+        f"{number(m['contaminated'])} of them held out too" if m.get("contaminated") else "",
     ]
     return [
         f"{number(m['rows'])} rows ({number(m['train_rows'])} train, {number(m['heldout_rows'])} held out)",
