@@ -362,3 +362,16 @@ def test_repair_sets_damaged_shards_aside_and_their_samples_are_made_again(tmp_p
     write(tmp_path, 0, 30)
     check(Store(tmp_path), 30)
     assert repair(tmp_path) == []
+
+
+def test_the_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/store.md: a sample with safetensors and json alone."""
+    write(tmp_path, 0, 8, shard_bytes=10**6)
+    text = (Path(__file__).parents[2] / "docs" / "store.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {}
+    exec(text.split("```python\n")[1].split("```")[0], found)
+    assert sample(3).sample_id == found["one"]["id"]
+    assert torch.equal(sample(3).token_ids, found["token_ids"])
+    assert torch.equal(sample(3).loss_mask, found["loss_mask"])
+    assert torch.equal(sample(3).hidden_states, found["states"])

@@ -210,7 +210,7 @@ def read_refused(path: Path) -> dict[str, str]:
 
 def publish_shard(path: Path, provenance: Provenance, shards: list[Shard], samples: Sequence[Encoded]) -> None:
     """Write a shard and then the index; append to `shards`. On a StoreError (full disk) nothing on disk has changed."""
-    file = path / f"shard-{_next_number(path, shards):06d}.safetensors"
+    file = path / f"shard-{next_number(path, shards):06d}.safetensors"
     try:
         shard = write_shard(file, samples, provenance)
         try:
@@ -289,7 +289,7 @@ def _adopt(file: Path, provenance: Provenance, shards: list[Shard], known: set[s
     recovered.append(f"adopted {file.name} ({len(shard.samples)} samples)")
 
 
-def _next_number(path: Path, shards: Sequence[Shard]) -> int:
+def next_number(path: Path, shards: Sequence[Shard]) -> int:
     """One more than any number in use, damaged files included, so that no name ever means two things."""
     names = [file.name for file in path.glob("shard-*")] + [shard.file for shard in shards]
     return max((int(name.split("-")[1].split(".")[0]) for name in names), default=-1) + 1
