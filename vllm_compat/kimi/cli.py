@@ -143,6 +143,31 @@ def verify(
         typer.echo(f"{split}: {as_written(Store(path).verify())}")
 
 
+@app.command(name="import-speculators")
+@said
+def import_speculators(
+    folder: Annotated[Path, typer.Argument(help="The --output-dir of data_generation_offline.py.", file_okay=False)],
+    preset: Preset = None,
+    config: File = None,
+    overrides: Overrides = None,
+    run_dir: RunDir = None,
+) -> None:
+    """Take over what speculators 0.3.0 or 0.4.0 generated, in place of prepare and extract; vocab and train follow."""
+    from rich.console import Console
+
+    from .config import save_config
+    from .import_speculators import import_samples
+    from .progress import RichProgress
+
+    cfg = _load(preset, config, overrides, run_dir)
+    made = import_samples(cfg, folder, RichProgress(Console(stderr=True, highlight=False)))
+    save_config(cfg, cfg.run_dir / "config.toml")
+    typer.echo(
+        f"{made['rows']['train']} rows to train on and {made['rows']['heldout']} held out, {made['tokens']:,} tokens; "
+        f"{made['without_loss']} without a token to learn left out"
+    )
+
+
 @app.command(name="dry-run")
 @said
 def dry_run(
