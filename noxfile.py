@@ -6,6 +6,7 @@ nox -s bench    what the factories cost beside vLLM's own constructors
 nox -s matrix   the live tests on every release, within a budget of time and disk
 nox -s speculators    speculators, unmodified, on every release
 nox -s upstream    vLLM's own scheduler tests with our factories, on every release
+nox -s bench-extract            durable extraction of hidden states beside plain prefill
 nox -s lint     ruff, mypy, import-linter, stale documents
 
 nox -s contract                 a part of the tests: adapters against every recorded release, without vLLM
@@ -132,6 +133,13 @@ def bench(session: nox.Session) -> None:
     """How much the factories add to vLLM's own constructors: `nox -s bench -- --only request`, `-- --write`."""
     env = install(session, NEWEST)
     session.run("python", "matrix/bench.py", *session.posargs, env=env)
+
+
+@nox.session(python=PYTHON, name="bench-extract")
+def bench_extract(session: nox.Session) -> None:
+    """Durable extraction beside plain prefill, on the target of the preset tiny: `-- --write` writes it down."""
+    env = install(session, NEWEST)
+    session.run("python", "matrix/bench_extract.py", *session.posargs, env=env)
 
 
 @nox.session(python=PYTHON)

@@ -350,6 +350,22 @@ def bench(results: Results) -> str:
     return "\n\n".join((*parts, _source(result)))
 
 
+def extraction(results: Results) -> str:
+    """Durable extraction beside plain prefill on a CPU, a row per release that was measured."""
+    rows, sources = [], []
+    for result in results.by_release("extraction/"):
+        numbers = result["numbers"]
+        speeds = (f"{numbers[name]:,}" for name in ("plain_tokens_per_second", "tokens_per_second"))
+        spread = f"{min(numbers['ratios']):.2f} to {max(numbers['ratios']):.2f}"
+        shares = (f"{numbers['ratio']:.3f}", spread, f"{numbers['processor_ratio']:.3f}")
+        rows.append((result["release"], *speeds, *shares, numbers["rounds"]))
+        sources.append(_source(result))
+    if not rows:
+        return "Not measured yet."
+    head = ("vLLM", "plain prefill, tokens/s", "extraction", "ratio", "of the rounds", "of processor time", "rounds")
+    return "\n\n".join((_table(head, rows), *sources))
+
+
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "support": support,
     "all-releases": all_releases,
@@ -366,6 +382,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "boundaries": boundaries,
     "device": device,
     "device-engine": lambda results: "\n\n".join(map(device_blocks.engine, results.by_release("device/engine/"))),
+    "extraction": extraction,
     "bench": bench,
     "moved": lambda _: api_blocks.moved(),
     "plugin-changes": lambda _: api_blocks.plugin_changes(),

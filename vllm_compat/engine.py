@@ -14,7 +14,7 @@ from vllm_compat._per_prompt import PerPrompt
 from vllm_compat._token_ids import plain_token_ids
 from vllm_compat._unset import UNSET
 from vllm_compat.adapters.select import adapter
-from vllm_compat.errors import VllmCompatError
+from vllm_compat.errors import Refusal, VllmCompatError
 from vllm_compat.factories.executor import initialize_kv_cache, make_executor
 from vllm_compat.factories.scheduler import make_scheduler, make_structured_output_manager
 from vllm_compat.hashing import make_block_hasher
@@ -62,6 +62,11 @@ class EngineLoop:
         scheduler_cls: "sync", "async", a Scheduler subclass, or None for what the config asks for.
         executor_cls: An Executor subclass, or None for what the config asks for.
         log_stats: As in vLLM's Scheduler.
+        capture_layers: Boundaries whose hidden states are going to be captured (``capture_hidden_states``). Needed
+            where the model is compiled, which has to know them before its first forward pass.
+
+    Raises:
+        CaptureError: a compiled model that cannot return the hidden states of ``capture_layers``.
 
     Use it as a context manager, or call ``shutdown``: workers and KV cache live until then.
     """
@@ -74,9 +79,13 @@ class EngineLoop:
         scheduler_cls: str | type | None = None,
         executor_cls: type | None = None,
         log_stats: bool = False,
+        capture_layers: Iterable[int] = (),
     ) -> None:
         if not vllm_config.parallel_config.worker_extension_cls:
             vllm_config.parallel_config.worker_extension_cls = WORKER_EXTENSION
+        #: Boundaries that the model was told before its first forward pass.
+        self.capture_layers = tuple(sorted(set(capture_layers)))
+        self._note_capture_layers(vllm_config)
         self.vllm_config = vllm_config
         self._scheduling = adapter("scheduler")
         self._stepping = adapter("step")
@@ -98,6 +107,9 @@ class EngineLoop:
             self._release_process()
             raise
         try:
+            if self.capture_layers:
+                # Loaded, and not run yet: memory is measured by the first forward pass.
+                self.call_workers("vllm_compat_capture_prepare", self.capture_layers)
             self.kv_cache_config = initialize_kv_cache(self.executor, vllm_config, num_blocks=num_blocks)
             self.structured_output_manager = make_structured_output_manager(vllm_config)
             self.scheduler = make_scheduler(
@@ -120,6 +132,14 @@ class EngineLoop:
             finally:
                 self._release_process()
             raise
+
+    def _note_capture_layers(self, vllm_config: Any) -> None:
+        if self.capture_layers and isinstance(vllm_config.additional_config, dict):
+            # Part of the hash by which vLLM finds compiled code again: code of other outputs would be taken otherwise.
+            vllm_config.additional_config = {
+                **vllm_config.additional_config,
+                "vllm_compat_capture_layers": list(self.capture_layers),
+            }
 
     def _refuse_unmatched_scheduler(self, scheduler_cls: str | type | None) -> None:
         if self.vllm_config.speculative_config is None:
@@ -471,11 +491,15 @@ class EngineLoop:
         """Call a method of the worker extension on every worker; results in rank order.
 
         Raises:
-            VllmCompatError: the loop is shut down. What the method raises, as it is from a worker in this process, as
-                RuntimeError with its text from a worker process.
+            VllmCompatError: the loop is shut down; or a worker refused (``errors.Refusal``). What the method raises, as
+                it is from a worker in this process, as RuntimeError with its text from a worker process.
         """
         self._check_open()
-        return adapter("executor").call_workers(self.executor, method, *args)  # type: ignore[no-any-return]
+        answers: list[Any] = adapter("executor").call_workers(self.executor, method, *args)
+        for answer in answers:
+            if isinstance(answer, Refusal):
+                raise answer.error
+        return answers
 
     def shutdown(self) -> None:
         """Abort what is running, stop the workers, free the KV cache. A second call does nothing.

@@ -11,6 +11,7 @@ They survive pickling with every field, those of subclasses too: vLLM sends exce
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
@@ -188,3 +189,14 @@ class SelfCheckFailed(VllmCompatError):
 
 class ExportError(VllmCompatError):
     """A draft checkpoint is refused because vLLM would load it wrongly, or not at all."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An error on its way from a worker, which returns it.
+
+    Wrapped, since vLLM makes a RuntimeError of what a worker process raises, and of any exception that it returns
+    (v1/executor/multiproc_executor.py, ``WorkerProc.enqueue_output``).
+    """
+
+    error: VllmCompatError

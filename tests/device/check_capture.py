@@ -1,33 +1,38 @@
 """Hidden states and EAGLE-3 serving on a GPU, on the V1 and the V2 model runner; prints one JSON document.
 
-    python tests/device/check_capture.py --model tests/fixtures/tiny-kimi
+    python tests/device/check_capture.py --model tests/fixtures/tiny-kimi --out device.json
 
-Needs vLLM with a CUDA build, transformers, and one GPU; no package index. Two targets: the tiny one, which runs without
-MLA there (FlashAttention's MLA prefill wants Kimi's real head sizes, 128 + 64 and 128), and a random one with those
-sizes, MLA, and an untrained MLA head. Each runner gets a process of its own, because vLLM reads
-VLLM_USE_V2_MODEL_RUNNER when the configuration is made.
+Needs vLLM with a CUDA build, transformers, and one GPU; no package index. Two targets: "mla", a random one with Kimi's
+real head sizes (FlashAttention's MLA prefill wants 128 + 64 and 128) and an untrained MLA head for it; "tiny", the
+committed one, which runs without MLA there. Each check has a process of its own, because vLLM reads
+VLLM_USE_V2_MODEL_RUNNER when the configuration is made. Names: <target>-<what>-<runner>.
+
+    states    every boundary, whole, in chunks of 64 and with a warm prefix cache, against transformers
+    ways      auxiliary outputs and hooks, bit for bit, prompts and generated tokens
+    native    vLLM's own extraction, bit for bit
+    compiled  torch.compile and CUDA graphs: auxiliary outputs against those of eager mode, prompts and generated tokens
+    head      serving with the head: the same tokens as without
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "HF_HUB_OFFLINE": "1",
-}
+sys.path.insert(0, str(Path(__file__).parent))
+from checks import Check, Checks, machine
+
+#: Boundaries of the 8 layers that every way gives.
+LAYERS = (2, 4, 5, 8)
+
+
+# -- targets ---------------------------------------------------------------------------------------------------------
 
 
 def prompts(model: Path) -> list[list[int]]:
@@ -79,53 +84,71 @@ def build_head(target: Path, out: Path) -> Path:
     return out
 
 
-def one_runner(model: Path, head: Path | None, out: Path) -> dict[str, Any]:
-    """Everything on the runner that the environment asks for; the captured states go to ``out``."""
+def target_of(given: argparse.Namespace, name: str) -> Path:
+    """The target, made by the first check that needs it."""
+    if name == "tiny":
+        model: Path = given.model
+        return model
+    path = Path(given.scratch, "random")
+    if not (path / "conversations.jsonl").exists():
+        shutil.rmtree(path, ignore_errors=True)
+        build_random(path, given.model)
+    return path
+
+
+# -- engines ---------------------------------------------------------------------------------------------------------
+
+
+def options_of(model: Path, **options: Any) -> dict[str, Any]:
+    made = {"model": str(model), "dtype": "bfloat16", "enforce_eager": True, "max_model_len": 1024}
+    return {**made, "gpu_memory_utilization": 0.3, "max_num_seqs": 8, "enable_prefix_caching": False, **options}
+
+
+def captured(loop: Any, layers: Any, sent: list[list[int]], params: Any, way: str | None = None) -> list[Any]:
+    """CapturedStates of all prompts, in order."""
+    import vllm_compat as vc
+
+    with vc.capture_hidden_states(loop, layers, way=way) as capture:
+        assert way in (None, capture.way), capture.way
+        return [capture.pop(done.request_id) for done in loop.generate(sent, params)]
+
+
+def runner_of(loop: Any) -> str:
+    return type(loop.executor.driver_worker.worker.model_runner).__module__
+
+
+def states(given: argparse.Namespace, target: str, runner: str) -> dict[str, Any]:
+    """Every boundary; the states are left in the scratch folder for the comparison of the runners."""
     import torch
     from safetensors.torch import save_file
 
     import vllm_compat as vc
 
+    model = target_of(given, target)
     sent = prompts(model)
-    common = {"model": str(model), "dtype": "bfloat16", "enforce_eager": True, "max_model_len": 1024}
-    common |= {"gpu_memory_utilization": 0.3, "max_num_seqs": 8}
     greedy = vc.make_sampling_params(temperature=0.0, max_tokens=16, ignore_eos=True, detokenize=False)
+    found: dict[str, torch.Tensor] = {}
     result: dict[str, Any] = {}
-    states: dict[str, torch.Tensor] = {}
     for name, options in {
-        "whole": {"enable_prefix_caching": False},
-        "chunked": {"enable_prefix_caching": False, "max_num_batched_tokens": 64},
+        "whole": {},
+        "chunked": {"max_num_batched_tokens": 64},
         "cached": {"enable_prefix_caching": True},
     }.items():
-        with vc.EngineLoop(vc.make_vllm_config(**common, **options)) as loop:
+        with vc.EngineLoop(vc.make_vllm_config(**options_of(model, **options))) as loop:
             if name == "cached":
                 for _ in loop.generate(sent, greedy):
                     pass
-            with vc.capture_hidden_states(loop, range(9)) as capture:
-                for index, done in enumerate(loop.generate(sent, greedy)):
-                    captured = capture.pop(done.request_id)
-                    states[f"{name}.{index}"] = captured.hidden_states.contiguous()
-                    states[f"{name}.{index}.ids"] = torch.tensor(captured.token_ids)
-            result["runner"] = capture.model_info["runner"]
+            for index, one in enumerate(captured(loop, range(9), sent, greedy)):
+                found[f"{name}.{index}"] = one.hidden_states.contiguous()
+                found[f"{name}.{index}.ids"] = torch.tensor(one.token_ids)
+            result["runner"] = runner_of(loop)
             result["async_scheduling"] = loop.vllm_config.scheduler_config.async_scheduling
-    if head is not None:
-        params = vc.make_sampling_params(temperature=0.0, max_tokens=48, detokenize=False)
-        speculative = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 4}
-        options = {"enable_prefix_caching": False, "async_scheduling": False}
-        with vc.EngineLoop(vc.make_vllm_config(**common, **options)) as loop:
-            plain = [list(done.token_ids) for done in loop.generate(sent, params)]
-        with vc.EngineLoop(vc.make_vllm_config(**common, **options, speculative_config=speculative)) as loop:
-            finished = list(loop.generate(sent, params))
-        steps = [step for done in finished for step in done.draft_steps]
-        result["acceptance_length"] = round(sum(step.emitted for step in steps) / len(steps), 4)
-        result["steps"] = len(steps)
-        same = [a == list(b.token_ids) for a, b in zip(plain, finished, strict=True)]
-        result["identical_prompts_with_head"] = f"{sum(same)} of {len(same)}"
-    save_file(states, out)
+    save_file(found, Path(given.scratch, f"{target}-{runner}.safetensors"))
+    result["median_relative_error_per_boundary"] = against_transformers(model, found)
     return result
 
 
-def against_transformers(model: Path, states: dict[str, Any]) -> dict[str, list[str]]:
+def against_transformers(model: Path, found: dict[str, Any]) -> dict[str, list[str]]:
     """Median over tokens of the relative error, per boundary and way of running.
 
     transformers runs in the same dtype on the same GPU. The median, because a router's near tie that rounding decides
@@ -138,94 +161,243 @@ def against_transformers(model: Path, states: dict[str, Any]) -> dict[str, list[
     final: list[torch.Tensor] = []
     reference.model.norm.register_forward_pre_hook(lambda _, args: final.append(args[0]))
     errors: dict[str, list[torch.Tensor]] = {}
-    for key in [key for key in states if key.endswith(".ids")]:
+    for key in [key for key in found if key.endswith(".ids")]:
         final.clear()
         with torch.no_grad():
-            hidden = reference(states[key].cuda()[None], output_hidden_states=True).hidden_states
+            hidden = reference(found[key].cuda()[None], output_hidden_states=True).hidden_states
         expected = torch.stack([*hidden[:-1], final[0]], dim=2)[0].cpu()
         name = key.removesuffix(".ids")
-        ours = states[name].float()
+        ours = found[name].float()
         per_token = (ours - expected.float()).norm(dim=2) / expected.float().norm(dim=2)  # [T, L]
         errors.setdefault(name.partition(".")[0], []).append(per_token)
     medians = {way: torch.cat(parts).median(dim=0).values for way, parts in errors.items()}
     return {way: [f"{value:.1e}" for value in median.tolist()] for way, median in medians.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--head", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, default=Path("device.json"))
-    parser.add_argument("--runner", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.runner:
-        print(json.dumps(one_runner(arguments.model, arguments.head, Path(arguments.runner))))
-        return
+def ways(given: argparse.Namespace, target: str) -> dict[str, Any]:
+    """Auxiliary outputs and hooks in one engine, in chunks of 64; a second call; nothing left behind."""
     import torch
 
     import vllm_compat as vc
 
-    here = vc.installed()
-    report: dict[str, Any] = {
-        "vllm": here.version,
-        "distribution": here.distribution,
-        "torch": torch.__version__,
-        "gpu": torch.cuda.get_device_name(),
-        "dtype": "bfloat16",
+    model = target_of(given, target)
+    sent = prompts(model)
+    greedy = vc.make_sampling_params(temperature=0.0, max_tokens=16, ignore_eos=True, detokenize=False)
+    with vc.EngineLoop(vc.make_vllm_config(**options_of(model, max_num_batched_tokens=64))) as loop:
+        plain = [done.token_ids for done in loop.generate(sent, greedy)]
+        aux = captured(loop, LAYERS, sent, greedy, "aux")
+        hooks = captured(loop, LAYERS, sent, greedy, "hooks")
+        again = captured(loop, LAYERS, sent, greedy, "aux")
+        after = [done.token_ids for done in loop.generate(sent, greedy)]
+        runner = runner_of(loop)
+    return {
+        "runner": runner,
+        "prompts": len(sent),
+        "aux_equals_hooks_bit_for_bit": equal(aux, hooks),
+        "a_second_call_is_equal": equal(aux, again),
+        "tokens_are_unchanged": plain == after,
+        "on_the_cpu": all(one.hidden_states.device == torch.device("cpu") for one in aux),
     }
-    with tempfile.TemporaryDirectory() as scratch:
-        random = build_random(Path(scratch, "random"), arguments.model)
-        head = build_head(random, Path(scratch, "head"))
-        parts = {
-            "random-with-mla": (random, head, {}),
-            "tiny-kimi-without-mla": (arguments.model, None, {"VLLM_MLA_DISABLE": "1"}),
-        }
-        for name, part in parts.items():
-            report[name] = compare(*part, scratch)
-            # After each part: a machine's time may end before the last one.
-            arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
 
 
-def compare(model: Path, head: Path | None, environment: dict[str, str], scratch: str) -> dict[str, Any]:
-    """Both runners on one target, each against transformers and against the other."""
+def equal(ones: list[Any], others: list[Any]) -> bool:
+    import torch
+
+    return len(ones) == len(others) > 0 and all(
+        a.token_ids == b.token_ids and torch.equal(a.hidden_states, b.hidden_states)
+        for a, b in zip(ones, others, strict=True)
+    )
+
+
+def native(given: argparse.Namespace, target: str) -> dict[str, Any]:
+    """vLLM's own extraction against ours; prompts alone, whole, one generated token."""
     import torch
     from safetensors.torch import load_file
+    from vllm import LLM, SamplingParams
 
-    report: dict[str, Any] = {}
-    states = {}
-    for runner, flag in {"v1": "0", "v2": "1"}.items():
-        file = Path(scratch, f"states-{runner}.safetensors")
-        command = [sys.executable, __file__, "--model", str(model), "--runner", str(file)]
-        command += ["--head", str(head)] if head else []
-        began = time.monotonic()
-        done = subprocess.run(
-            command,
-            env={**os.environ, **ENVIRONMENT, **environment, "VLLM_USE_V2_MODEL_RUNNER": flag},
-            capture_output=True,
-            text=True,
-            timeout=400,
-            check=False,
-        )
-        if done.returncode:
-            report[runner] = {"error": (done.stdout + done.stderr)[-3000:]}
-            continue
-        states[runner] = load_file(file)
-        file.unlink()
-        report[runner] = {
-            **json.loads(done.stdout.strip().splitlines()[-1]),
-            "median_relative_error_per_boundary": against_transformers(model, states[runner]),
-            "seconds": round(time.monotonic() - began, 1),
-        }
-    if len(states) == 2:
-        report["v1_equals_v2_bit_for_bit"] = {
-            way: all(
-                torch.equal(states["v1"][key], states["v2"][key]) for key in states["v1"] if key.startswith(f"{way}.")
-            )
-            for way in ("whole", "chunked", "cached")
-        }
-    return report
+    import vllm_compat as vc
+
+    model = target_of(given, target)
+    sent = prompts(model)
+    params = vc.make_sampling_params(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
+    # The same batches: kernels choose by the number of rows, and sums are rounded otherwise in another order.
+    alone = {"max_num_seqs": 1}
+    with vc.EngineLoop(vc.make_vllm_config(**options_of(model, **alone))) as loop:
+        ours = captured(loop, LAYERS, sent, params)
+    out = Path(given.scratch, f"native-{time.monotonic_ns()}")
+    speculative = {"method": "extract_hidden_states", "num_speculative_tokens": 1}
+    speculative |= {"draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(LAYERS)}}}
+    extra = {"shared_storage_path": str(out), "use_synchronization_lock": False}
+    transfer = {"kv_connector": "ExampleHiddenStatesConnector", "kv_role": "kv_producer"}
+    transfer |= {"kv_connector_extra_config": extra}
+    llm = LLM(**options_of(model, **alone), speculative_config=speculative, kv_transfer_config=transfer)
+    greedy = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in sent], greedy, use_tqdm=False)
+    llm.generate([{"prompt_token_ids": sent[0]}], greedy, use_tqdm=False)  # files of the last are written by this step
+    time.sleep(2)
+    same, differences = 0, []
+    for output, one in zip(outputs, ours, strict=True):
+        theirs = load_file((output.kv_transfer_params or {})["hidden_states_path"])
+        assert theirs["token_ids"].tolist() == list(one.token_ids)
+        if torch.equal(theirs["hidden_states"], one.hidden_states):
+            same += 1
+        else:
+            a, b = theirs["hidden_states"].float(), one.hidden_states.float()
+            differences.append(((a - b).norm(dim=(0, 2)) / b.norm(dim=(0, 2))).tolist())
+    return {
+        "our_way_equals_vllms_bit_for_bit": same == len(sent),
+        "equal_prompts": f"{same} of {len(sent)}",
+        "relative_differences_of_the_first_unequal": [f"{value:.1e}" for value in (differences or [[]])[0]],
+    }
+
+
+def compiled(given: argparse.Namespace, target: str) -> dict[str, Any]:
+    """Compiled against eager; whole tokens where both generate the same, and what a compiled loop refuses."""
+    import torch
+
+    import vllm_compat as vc
+
+    model = target_of(given, target)
+    sent = prompts(model)
+    greedy = vc.make_sampling_params(temperature=0.0, max_tokens=8, ignore_eos=True, detokenize=False)
+    with vc.EngineLoop(vc.make_vllm_config(**options_of(model))) as loop:
+        eager = captured(loop, LAYERS, sent, greedy)
+    config = vc.make_vllm_config(**options_of(model, enforce_eager=False))
+    began = time.monotonic()
+    with vc.EngineLoop(config, capture_layers=LAYERS) as loop:
+        started = round(time.monotonic() - began, 1)
+        fast = captured(loop, LAYERS, sent, greedy)
+        some = captured(loop, LAYERS[1:3], sent, greedy)
+        said = refused(loop, (0, 8))
+        runner = runner_of(loop)
+    with vc.EngineLoop(vc.make_vllm_config(**options_of(model, enforce_eager=False))) as loop:
+        unprepared = refused(loop, LAYERS)
+        plain = [done.token_ids for done in loop.generate(sent, greedy)]
+    errors = []
+    for a, b in zip(fast, eager, strict=True):
+        n = next((i for i, (x, y) in enumerate(zip(a.token_ids, b.token_ids, strict=True)) if x != y), len(a.token_ids))
+        ours, expected = a.hidden_states[:n].float(), b.hidden_states[:n].float()
+        errors.append((ours - expected).norm(dim=2) / expected.norm(dim=2))
+    return {
+        "runner": runner,
+        "start_seconds": started,
+        "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
+        "median_relative_error_per_boundary": [f"{v:.1e}" for v in torch.cat(errors).median(dim=0).values.tolist()],
+        "a_part_of_the_layers_is_equal": all(
+            torch.equal(a.hidden_states[:, 1:3], b.hidden_states) for a, b in zip(fast, some, strict=True)
+        ),
+        "same_tokens_as_compiled_without": sum(
+            tuple(tokens) == (*one.token_ids[len(ids) :], tokens[-1])
+            for tokens, one, ids in zip(plain, fast, sent, strict=True)
+        ),
+        "of": len(sent),
+        "boundary_0_is_refused": said,
+        "unprepared_is_refused": unprepared,
+    }
+
+
+def refused(loop: Any, layers: tuple[int, ...]) -> str:
+    """What capture says; "" when it does not refuse."""
+    import vllm_compat as vc
+
+    try:
+        vc.capture_hidden_states(loop, layers).close()
+    except vc.CaptureError as error:
+        return str(error)
+    return ""
+
+
+def head(given: argparse.Namespace, target: str) -> dict[str, Any]:
+    """Serving with an untrained MLA head, and capturing beside it (by hooks: the head has the auxiliary outputs)."""
+    import vllm_compat as vc
+
+    model = target_of(given, target)
+    path = Path(given.scratch, "head")
+    if not (path / "config.json").exists():
+        build_head(model, path)
+    sent = prompts(model)
+    params = vc.make_sampling_params(temperature=0.0, max_tokens=48, detokenize=False)
+    speculative = {"method": "eagle3", "model": str(path), "num_speculative_tokens": 4}
+    options = options_of(model, async_scheduling=False)
+    with vc.EngineLoop(vc.make_vllm_config(**options)) as loop:
+        plain = [list(done.token_ids) for done in loop.generate(sent, params)]
+    with vc.EngineLoop(vc.make_vllm_config(**options, speculative_config=speculative)) as loop:
+        finished = list(loop.generate(sent, params))
+        with vc.capture_hidden_states(loop, LAYERS) as capture:
+            way = capture.way
+            lengths = [
+                len(capture.pop(d.request_id).token_ids) - len(d.prompt_token_ids) - len(d.token_ids)
+                for d in loop.generate(sent[:4], params)
+            ]
+    steps = [step for done in finished for step in done.draft_steps]
+    same = [a == list(b.token_ids) for a, b in zip(plain, finished, strict=True)]
+    return {
+        "acceptance_length": round(sum(step.emitted for step in steps) / len(steps), 4),
+        "steps": len(steps),
+        "identical_prompts_with_head": f"{sum(same)} of {len(same)}",
+        "way_beside_a_head": way,
+        "states_beside_a_head_are_complete": set(lengths) == {-1},
+    }
+
+
+# -- all of it -------------------------------------------------------------------------------------------------------
+
+
+def compare(scratch: str) -> Any:
+    """Both runners' states, bit for bit."""
+
+    def together(checks: dict[str, Any]) -> dict[str, Any]:
+        import torch
+        from safetensors.torch import load_file
+
+        found: dict[str, Any] = {}
+        for target in ("mla", "tiny"):
+            if not all(checks.get(f"{target}-states-{runner}", {}).get("ok") for runner in ("v1", "v2")):
+                continue
+            v1, v2 = (load_file(Path(scratch, f"{target}-{runner}.safetensors")) for runner in ("v1", "v2"))
+            found[target] = {
+                "v1_equals_v2_bit_for_bit": {
+                    way: all(torch.equal(v1[key], v2[key]) for key in v1 if key.startswith(f"{way}."))
+                    for way in ("whole", "chunked", "cached")
+                }
+            }
+        return found
+
+    return together
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--scratch", help=argparse.SUPPRESS)
+    checks = Checks(__file__, parser)
+
+    def add(target: str, what: str, runner: str, check: Check, limit: int, *, usual: bool = True) -> None:
+        environment = {"VLLM_USE_V2_MODEL_RUNNER": str(int(runner == "v2"))}
+        environment |= {"VLLM_MLA_DISABLE": "1"} if target == "tiny" else {}
+        checks.add(f"{target}-{what}-{runner}", check, limit=limit, usual=usual, **environment)
+
+    for runner in ("v2", "v1"):
+        add("mla", "ways", runner, lambda given: ways(given, "mla"), 80)
+    add("mla", "native", "v2", lambda given: native(given, "mla"), 100)
+    add("mla", "compiled", "v2", lambda given: compiled(given, "mla"), 150)
+    add("mla", "native", "v1", lambda given: native(given, "mla"), 100, usual=False)
+    add("mla", "compiled", "v1", lambda given: compiled(given, "mla"), 150, usual=False)
+    for target in ("mla", "tiny"):
+        for runner in ("v1", "v2"):
+            check = states_check(target, runner)
+            add(target, "states", runner, check, 120, usual=False)
+    add("mla", "head", "v2", lambda given: head(given, "mla"), 100, usual=False)
+    if "--scratch" in sys.argv:
+        return checks.main(machine, compare(""))
+    with tempfile.TemporaryDirectory() as scratch:
+        sys.argv += ["--scratch", scratch]
+        return checks.main(machine, compare(scratch))
+
+
+def states_check(target: str, runner: str) -> Check:
+    return lambda given: states(given, target, runner)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -21,7 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from check_capture import ENVIRONMENT, build_random, prompts
+from check_capture import build_random, prompts
+from checks import ENVIRONMENT
 
 #: Kimi-K2's shape at full width, with fewer layers and experts.
 WIDE = {
@@ -144,7 +145,8 @@ def run(what: str, case: dict[str, Any], environment: dict[str, str], scratch: P
     seconds = {"seconds": round(time.monotonic() - began, 1)}
     if done.returncode:
         return {"error": (done.stdout + done.stderr)[-3000:], **seconds}
-    return {**json.loads(done.stdout.strip().splitlines()[-1]), **seconds}
+    results = [line for line in done.stdout.splitlines() if line.startswith("{")]  # vLLM may log when it ends
+    return {**json.loads(results[-1]), **seconds}
 
 
 def identities(model: Path, random: Path, wide: Path, scratch: Path) -> dict[str, Any]:

@@ -44,6 +44,12 @@ IN_PROCESS = by_release(
 #: Whether the CPU backend has MLA, or ``VLLM_MLA_DISABLE=1`` has to be set.
 CPU_MLA = RELEASE >= (0, 29)
 
+#: Ways of capturing hidden states, the final one of a Llama among them.
+WAYS = ("aux", "hooks") if RELEASE >= (0, 18) else ("hooks",)
+
+#: The same of Kimi's architecture.
+KIMI_WAYS = ("aux", "hooks") if RELEASE >= (0, 25) else ("hooks",)
+
 #: Whether the CPU runner knows speculation at all.
 SPECULATES = RELEASE >= (0, 20)
 NO_SPECULATION = "up to 0.19 the CPU runner refuses speculative decoding"

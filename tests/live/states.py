@@ -45,12 +45,13 @@ def open_loop(model: str, dtype: str = "float32", num_blocks: int | None = None,
         "max_model_len": 512,
         "max_num_seqs": 4,
         "enable_prefix_caching": False,
-        **({} if "tensor_parallel_size" in options else IN_PROCESS),
+        **({} if options.keys() & {"tensor_parallel_size", "pipeline_parallel_size"} else IN_PROCESS),
         **options,
     }
     return vc.EngineLoop(vc.make_vllm_config(**arguments), num_blocks=num_blocks)
 
 
-def captured_states(loop: Any, layers: Any, prompts: Any, params: Any) -> list[Any]:
-    with vc.capture_hidden_states(loop, layers) as capture:
+def captured_states(loop: Any, layers: Any, prompts: Any, params: Any, way: str | None = None) -> list[Any]:
+    with vc.capture_hidden_states(loop, layers, way=way) as capture:
+        assert way in (None, capture.way)
         return [capture.pop(done.request_id) for done in loop.generate(prompts, params)]

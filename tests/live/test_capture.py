@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
 import torch
-from here import RELEASE
+from here import RELEASE, WAYS
 from states import Reference, captured_states, relative_error
 
 import vllm_compat as vc
+
+NO_AUX = "up to 0.17.1 there is one way"
 
 
 @pytest.fixture(scope="module")
@@ -17,34 +20,41 @@ def llama_reference(tiny_llama: str) -> Reference:
     return Reference(tiny_llama, torch.float32)
 
 
-def test_batch_equals_one_by_one(loop: Any, prompts: list[list[int]]) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_batch_equals_one_by_one(loop: Any, prompts: list[list[int]], way: str) -> None:
     """Neither company in the batch nor a second call changes a request's states."""
     params = vc.make_sampling_params(temperature=0.0, max_tokens=1)
-    together = captured_states(loop, (2, 7), prompts, params)
-    again = captured_states(loop, (2, 7), prompts[::-1], params)[::-1]
-    alone = [captured_states(loop, (2, 7), [prompt], params)[0] for prompt in prompts]
+    together = captured_states(loop, (2, 7), prompts, params, way)
+    again = captured_states(loop, (2, 7), prompts[::-1], params, way)[::-1]
+    alone = [captured_states(loop, (2, 7), [prompt], params, way)[0] for prompt in prompts]
     for a, b, c in zip(together, again, alone, strict=True):
         assert relative_error(a.hidden_states, c.hidden_states).max() < 1e-5
         assert relative_error(b.hidden_states, c.hidden_states).max() < 1e-5
 
 
-def test_cached_tokens_are_recomputed(loop: Any, prompts: list[list[int]], llama_reference: Reference) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_cached_tokens_are_recomputed(
+    loop: Any, prompts: list[list[int]], llama_reference: Reference, way: str
+) -> None:
     """With prefix caching on and the prompt's blocks in the cache, the states are complete all the same."""
     params = vc.make_sampling_params(temperature=0.0, max_tokens=1)
     list(loop.generate([prompts[1]], params))
     (warm,) = loop.generate([prompts[1]], params)
     assert warm.num_cached_tokens > 0
 
-    (captured,) = captured_states(loop, (0, 4, 7), [prompts[1]], params)
+    (captured,) = captured_states(loop, (3, 4, 7), [prompts[1]], params, way)
 
     assert tuple(prompts[1]) == captured.token_ids
-    assert relative_error(captured.hidden_states, llama_reference(prompts[1])[:, [0, 4, 7]]).max() < 1e-4
+    assert relative_error(captured.hidden_states, llama_reference(prompts[1])[:, [3, 4, 7]]).max() < 1e-4
 
 
-def test_requests_that_finish_mid_batch(loop: Any, prompts: list[list[int]], llama_reference: Reference) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_requests_that_finish_mid_batch(
+    loop: Any, prompts: list[list[int]], llama_reference: Reference, way: str
+) -> None:
     """Short requests leave, long ones go on in other rows of the batch; an aborted one has no states to give."""
     params = [vc.make_sampling_params(temperature=0.0, max_tokens=n, ignore_eos=True) for n in (3, 25, 9, 17)]
-    with vc.capture_hidden_states(loop, (1, 5, 7)) as capture:
+    with vc.capture_hidden_states(loop, (1, 5, 7), way=way) as capture:
         ids = [loop.add(prompt, p) for prompt, p in zip(prompts, params, strict=False)]
         for _ in range(12):
             loop.step()
@@ -81,11 +91,14 @@ def test_states_are_handed_over_once(loop: Any, prompts: list[list[int]]) -> Non
 
 
 def test_the_model_is_left_as_it_was(loop: Any, prompts: list[list[int]]) -> None:
-    """After close no hook and no wrapper is left, and a new capture can begin."""
+    """After close no hook, no wrapper and no switch is left, and a new capture can begin."""
     runner = loop.executor.driver_worker.worker.model_runner
     params = vc.make_sampling_params(temperature=0.0, max_tokens=1)
     captured_states(loop, (0, 7), prompts[:1], params)
+    captured_states(loop, (2, 7), prompts[:1], params)
     assert "execute_model" not in vars(runner)
+    assert not runner.use_aux_hidden_state_outputs
+    assert not getattr(runner.get_model().model, "aux_hidden_state_layers", ())
     for layer in runner.get_model().model.layers:
         assert not layer._forward_hooks
         assert not layer._forward_pre_hooks
@@ -114,6 +127,7 @@ def test_states_own_their_memory(loop: Any, prompts: list[list[int]]) -> None:
     for captured in captured_states(loop, (2, 7), prompts, params):
         states = captured.hidden_states
         assert states.untyped_storage().nbytes() == states.numel() * states.element_size()
+        assert not states.is_inference()  # vLLM's workers run in inference mode; nobody could train on such a tensor
 
 
 def test_a_request_finished_early_is_refused_to_whoever_asks(loop: Any, prompts: list[list[int]]) -> None:
@@ -169,3 +183,48 @@ def test_closing_twice_and_asking_afterwards(loop: Any, prompts: list[list[int]]
     while loop.has_unfinished():
         loop.step()
     loop.collect()
+
+
+@pytest.mark.skipif(len(WAYS) == 1, reason=NO_AUX)
+def test_the_first_way_that_works_is_taken_and_said(loop: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Auxiliary outputs, unless boundary 0 is asked for; in the log, and on the capture with the reason."""
+    with caplog.at_level(logging.INFO, "vllm_compat.capture"):
+        with vc.capture_hidden_states(loop, (2, 7)) as capture:
+            assert "aux" == capture.way
+        with vc.capture_hidden_states(loop, (0, 7)) as capture:
+            assert "hooks" == capture.way
+            assert "boundary 0 is no auxiliary output" in capture.model_info["why"]
+    assert ["by way of aux", "by way of hooks"] == [m[m.index("by way") :].split(" (")[0] for m in caplog.messages]
+
+
+@pytest.mark.skipif(len(WAYS) == 1, reason=NO_AUX)
+def test_a_way_that_does_not_work_is_refused(loop: Any) -> None:
+    """With the reason, and with what works; an unknown one with the names there are. The next capture can begin."""
+    with pytest.raises(vc.CaptureError, match=r"boundary 0 is no auxiliary output.*here it would be hooks"):
+        vc.capture_hidden_states(loop, (0, 7), way="aux")
+    with pytest.raises(vc.CaptureError, match="one of aux, hooks"):
+        vc.capture_hidden_states(loop, (7,), way="magic")
+    vc.capture_hidden_states(loop, (7,)).close()
+
+
+@pytest.mark.skipif(len(WAYS) > 1, reason="auxiliary outputs are there")
+def test_auxiliary_outputs_of_an_older_release_are_refused(loop: Any) -> None:
+    """Up to 0.17.1 no model returns its final state among them."""
+    with pytest.raises(vc.CaptureError, match=r"up to 0\.17\.1"):
+        vc.capture_hidden_states(loop, (2, 7), way="aux")
+    with vc.capture_hidden_states(loop, (2, 7)) as capture:
+        assert "hooks" == capture.way
+
+
+def test_what_nobody_pops_is_bounded(loop: Any, prompts: list[list[int]]) -> None:
+    """States beyond the bound are dropped, and whoever asks for them is told; popping makes room again."""
+    params = vc.make_sampling_params(temperature=0.0, max_tokens=1)
+    one = len(prompts[0]) * 2 * 128 * 4
+    with vc.capture_hidden_states(loop, (2, 7), max_unpopped_bytes=2 * one + one // 2) as capture:
+        first, second, third = [done.request_id for done in loop.generate([prompts[0]] * 3, params)]
+        with pytest.raises(vc.CaptureError, match=f"{2 * one} bytes of 2 requests that nobody popped"):
+            capture.pop(third)
+        assert one == capture.pop(first).nbytes
+        capture.pop(second)
+        (fourth,) = [done.request_id for done in loop.generate([prompts[0]], params)]
+        assert one == capture.pop(fourth).hidden_states.nbytes

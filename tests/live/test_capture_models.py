@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import FIXTURE
-from here import CPU_MLA, KIMI_K25, NO_KIMI_K25, RELEASE
+from here import CPU_MLA, KIMI_K25, NO_KIMI_K25, RELEASE, WAYS
 from kimi_k25 import build
 from states import TOLERANCE, Reference, captured_states, open_loop, relative_error
 
@@ -55,13 +55,14 @@ def test_every_boundary_equals_transformers(
         assert worst < TOLERANCE[dtype]
 
 
-def test_preempted_requests_are_complete(tiny_llama: str, prompts: list[list[int]]) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_preempted_requests_are_complete(tiny_llama: str, prompts: list[list[int]], way: str) -> None:
     """A cache too small for the batch forces preemption; a position computed twice counts once."""
     params = vc.make_sampling_params(temperature=0.0, max_tokens=60, ignore_eos=True)
     batch = [prompt[:40] for prompt in prompts if len(prompt) >= 40][:4]
     with open_loop(tiny_llama, num_blocks=11, max_model_len=128, block_size=32) as loop:
         preempted = 0
-        with vc.capture_hidden_states(loop, (3, 7)) as capture:
+        with vc.capture_hidden_states(loop, (3, 7), way=way) as capture:
             for prompt in batch:
                 loop.add(prompt, params)
             while loop.has_unfinished():
@@ -116,7 +117,7 @@ def test_rows_that_do_not_add_up_stop_the_run(tiny_llama: str, prompts: list[lis
     over: a step that was cut short leaves vLLM's runner between two states.
     """
     params = vc.make_sampling_params(temperature=0.0, max_tokens=1)
-    with open_loop(tiny_llama) as loop, vc.capture_hidden_states(loop, (3,)):
+    with open_loop(tiny_llama) as loop, vc.capture_hidden_states(loop, (3,), way="hooks"):
         layer = loop.executor.driver_worker.worker.model_runner.get_model().model.layers[3]
         (ours,) = layer._forward_pre_hooks.values()
 

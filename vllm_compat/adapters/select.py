@@ -32,6 +32,7 @@ SURFACES: dict[str, str] = {
     "scheduler": "scheduler",
     "scheduler_output": "scheduler_output",
     "batch_rows": "batch_rows",
+    "aux_states": "aux_states",
     "executor": "executor",
     "input_processor": "input_processor",
     "model_runner_output": "model_runner_output",

@@ -8,41 +8,64 @@ number of layers) is the final state before the last norm. That is the numbering
 from __future__ import annotations
 
 import importlib
+import logging
+import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.adapters.select import adapter
-from vllm_compat.capture.refusal import Refusal
+from vllm_compat.capture.names import WAYS
 from vllm_compat.errors import CaptureError
 from vllm_compat.installed import installed
 from vllm_compat.values import FinishedRequest
 
 if TYPE_CHECKING:
+    from vllm_compat.capture.recorder import RequestStates
     from vllm_compat.engine import EngineLoop
+
+_log = logging.getLogger(__name__)
 
 __all__ = ["CapturedStates", "HiddenStatesCapture", "capture_hidden_states"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CapturedStates:
     """The hidden states of one request.
 
     Attributes:
         request_id: The request's id.
         token_ids: The T tokens that the model was fed: the prompt and all generated tokens but the last.
-        hidden_states: torch tensor [T, L, H] on the CPU in the model's dtype; row t is the state at token t.
         layers: The L boundary ids, ascending.
+        nbytes: Bytes of ``hidden_states``.
     """
 
     request_id: str
     token_ids: tuple[int, ...]
-    hidden_states: Any
     layers: tuple[int, ...]
+    nbytes: int
+    _parts: tuple[RequestStates, ...] = field(repr=False)
+
+    @cached_property
+    def hidden_states(self) -> Any:
+        """Torch tensor [T, L, H] on the CPU in the model's dtype; row t is the state at token t.
+
+        Waits for the copy from the GPU, which runs beside the next step. Where the loop should go on meanwhile, let
+        another thread (a writer's) be the first to ask.
+        """
+        tensors = [part.tensor() for part in self._parts]
+        if len(tensors) == 1:
+            return tensors[0]
+        import torch
+
+        return torch.cat(tensors, dim=1)  # stage after stage, so boundaries ascend
 
 
-def capture_hidden_states(loop: EngineLoop, layers: Iterable[int]) -> HiddenStatesCapture:
+def capture_hidden_states(
+    loop: EngineLoop, layers: Iterable[int], *, way: str | None = None, max_unpopped_bytes: int | None = None
+) -> HiddenStatesCapture:
     """Capture boundaries of every request that is added to ``loop`` from now on.
 
     ::
@@ -55,32 +78,63 @@ def capture_hidden_states(loop: EngineLoop, layers: Iterable[int]) -> HiddenStat
     states of cached tokens would not be computed. They are recomputed instead, never short. Up to 0.30.0 vLLM cannot
     hold a KV connector back, so that a loop with one that may load is refused.
 
+    Two ways, which agree bit for bit in eager mode; the one taken is in ``way`` of what is returned:
+
+    - "aux": the model's own auxiliary outputs, vLLM 0.18.0 or newer (DeepSeek's final state: 0.25.0). Works with
+      torch.compile and CUDA graphs, if the loop was opened with ``capture_layers``. Not for boundary 0, nor with
+      pipeline parallelism.
+    - "hooks": Python hooks on the decoder layers. Every release, every boundary, pipeline stages too; eager mode only.
+
     Args:
         loop: A running EngineLoop whose workers carry our worker extension (EngineLoop sees to it).
         layers: Boundary ids between 0 and N; duplicates are merged.
+        way: "aux" or "hooks"; None takes the first that works here.
+        max_unpopped_bytes: What finished requests may hold until they are popped; default: a quarter of this machine's
+            memory. The states of a request beyond it are dropped, and ``pop`` says so.
 
     Raises:
-        CaptureError: an id out of range, a model whose decoder layers cannot be found, compiled mode, pipeline
-            parallelism, float16 DeepSeek weights (their residual is rescaled inside), a KV connector that cannot be
-            held back, a worker extension that is not ours, or a capture already running.
+        CaptureError: an id out of range, a model whose decoder layers cannot be found, no way that works here or not
+            the one asked for, float16 DeepSeek weights (their residual is rescaled inside), a KV connector that cannot
+            be held back, a worker extension that is not ours, or a capture already running.
     """
-    return HiddenStatesCapture(loop, tuple(sorted(set(layers))))
+    return HiddenStatesCapture(loop, tuple(sorted(set(layers))), way, max_unpopped_bytes)
 
 
 class HiddenStatesCapture:
-    """A running capture; see ``capture_hidden_states``. Close it, or use it as a context manager."""
+    """A running capture; see ``capture_hidden_states``. Close it, or use it as a context manager.
 
-    def __init__(self, loop: EngineLoop, layers: tuple[int, ...]) -> None:
+    Attributes:
+        layers: The boundary ids, ascending.
+        way: "aux" or "hooks".
+        model_info: Facts of the model: number of layers, hidden size, dtype, runner; the way and why it was taken.
+    """
+
+    def __init__(
+        self,
+        loop: EngineLoop,
+        layers: tuple[int, ...],
+        way: str | None = None,
+        max_unpopped_bytes: int | None = None,
+    ) -> None:
         self._loop = loop
         self._tracked: set[str] = set()
         self._ready: dict[str, CapturedStates] = {}
+        self._ready_bytes = 0
+        self._max_bytes = _quarter_of_memory() if max_unpopped_bytes is None else max_unpopped_bytes
         self._incomplete: dict[str, CaptureError] = {}
         self.layers = layers
-        _refuse_unsupported(loop.vllm_config)
+        _refuse_unknown_way(way)
+        _refuse_foreign_extension(loop.vllm_config)
         _refuse_loading_connector(loop)
-        answers = _call(loop, "vllm_compat_capture_start", layers)
-        #: Facts of the model: number of layers, hidden size, dtype, runner kind.
+        try:
+            answers = loop.call_workers("vllm_compat_capture_start", layers, way)
+        except CaptureError:
+            if not any(isinstance(observer, HiddenStatesCapture) for observer in loop._observers):
+                loop.call_workers("vllm_compat_capture_stop")  # of several ranks some may have begun
+            raise
         self.model_info: dict[str, Any] = next(answer for answer in answers if answer is not None)
+        self.way: str = self.model_info["way"]
+        _log.info("hidden states at boundaries %s by way of %s (%s)", layers, self.way, self.model_info["why"])
         loop.observe(self)
 
     def on_add(self, request: Any) -> None:
@@ -96,24 +150,37 @@ class HiddenStatesCapture:
 
     def on_finish(self, finished: FinishedRequest) -> None:
         if finished.request_id not in self._tracked:
-            _call(self._loop, "vllm_compat_capture_drop", [finished.request_id])
+            self._loop.call_workers("vllm_compat_capture_drop", [finished.request_id])
             return
         self._tracked.discard(finished.request_id)
         tokens = finished.prompt_token_ids + finished.token_ids
         if finished.finish_reason == "abort":
             # Whatever was computed before; there is nothing to be complete against.
-            _call(self._loop, "vllm_compat_capture_drop", [finished.request_id])
+            self._loop.call_workers("vllm_compat_capture_drop", [finished.request_id])
             return
         # The last generated token is never fed back to the model.
         fed = tokens[:-1] if finished.token_ids else tokens
         try:
-            answers = _call(self._loop, "vllm_compat_capture_take", finished.request_id, len(fed))
+            answers = self._loop.call_workers("vllm_compat_capture_take", finished.request_id, len(fed))
         except CaptureError as error:
             # Told to whoever asks for these states; the step that ended the request was a good one.
             self._incomplete[finished.request_id] = error
             return
-        states = next(answer for answer in answers if answer is not None)
-        self._ready[finished.request_id] = CapturedStates(finished.request_id, fed, states, self.layers)
+        parts = tuple(sorted((a for a in answers if a is not None), key=lambda part: part.layers))
+        nbytes = sum(part.nbytes for part in parts)
+        if self._ready_bytes + nbytes > self._max_bytes:
+            self._incomplete[finished.request_id] = self._too_many(finished.request_id, nbytes)
+            return
+        self._ready_bytes += nbytes
+        self._ready[finished.request_id] = CapturedStates(finished.request_id, fed, self.layers, nbytes, parts)
+
+    def _too_many(self, request_id: str, nbytes: int) -> CaptureError:
+        return CaptureError(
+            f"hidden states of request {request_id!r}",
+            needed=f"room for {nbytes} bytes among the {self._max_bytes} of finished requests that were not popped",
+            found=f"{self._ready_bytes} bytes of {len(self._ready)} requests that nobody popped",
+            advice="pop each request when the loop yields it, or raise max_unpopped_bytes",
+        )
 
     def pop(self, request_id: str) -> CapturedStates:
         """The states of a finished request; hands them over.
@@ -125,7 +192,7 @@ class HiddenStatesCapture:
         if request_id in self._incomplete:
             raise self._incomplete.pop(request_id)
         try:
-            return self._ready.pop(request_id)
+            states = self._ready.pop(request_id)
         except KeyError:
             raise CaptureError(
                 f"hidden states of request {request_id!r}",
@@ -133,6 +200,8 @@ class HiddenStatesCapture:
                 found="still running" if request_id in self._tracked else "no states under this id",
                 advice="pop each request once, after the loop yields it",
             ) from None
+        self._ready_bytes -= states.nbytes
+        return states
 
     def close(self) -> None:
         """Remove the hooks from the model; states already finished can still be popped.
@@ -143,7 +212,7 @@ class HiddenStatesCapture:
         if self in self._loop._observers:
             self._loop.unobserve(self)
             if self._loop.executor is not None:
-                _call(self._loop, "vllm_compat_capture_stop")
+                self._loop.call_workers("vllm_compat_capture_stop")
 
     def __enter__(self) -> HiddenStatesCapture:
         return self
@@ -154,15 +223,16 @@ class HiddenStatesCapture:
         self.close()
 
 
-def _call(loop: EngineLoop, method: str, *args: Any) -> list[Any]:
-    answers = loop.call_workers(method, *args)
-    for answer in answers:
-        if isinstance(answer, Refusal):
-            raise answer.error
-    return answers
+def _quarter_of_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
 
 
-def _refuse_unsupported(vllm_config: Any) -> None:
+def _refuse_unknown_way(way: str | None) -> None:
+    if way not in (None, *WAYS):
+        raise CaptureError(f"way={way!r}", needed=f"one of {', '.join(WAYS)}, or None for the first that works here")
+
+
+def _refuse_foreign_extension(vllm_config: Any) -> None:
     parallel = vllm_config.parallel_config
     module, _, name = parallel.worker_extension_cls.rpartition(".")
     if not hasattr(getattr(importlib.import_module(module), name), "vllm_compat_capture_start"):
@@ -171,20 +241,6 @@ def _refuse_unsupported(vllm_config: Any) -> None:
             needed="workers with vllm_compat.capture.worker.HiddenStatesWorkerExtension",
             found=f"worker_extension_cls={parallel.worker_extension_cls!r}",
             advice="derive that class from ours",
-        )
-    if parallel.pipeline_parallel_size > 1:
-        raise CaptureError(
-            "hidden states of a model split over pipeline stages",
-            needed="pipeline_parallel_size 1",
-            found=str(parallel.pipeline_parallel_size),
-            advice="use tensor parallelism",
-        )
-    if not vllm_config.model_config.enforce_eager:
-        raise CaptureError(
-            "hidden states by hooks on decoder layers",
-            needed="enforce_eager=True, since compiled code does not call hooks",
-            found="enforce_eager=False",
-            advice="make_vllm_config(…, enforce_eager=True)",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,8 +11,35 @@ import torch
 from vllm_compat.errors import CaptureError
 
 
-def decoder_layers(model: Any) -> list[torch.nn.Module]:
-    """The decoder layers of a vLLM model in order; of its language model if it is multimodal.
+@dataclass(frozen=True)
+class Decoder:
+    """The decoder of a vLLM model, or the part of it that one pipeline stage has.
+
+    Attributes:
+        holder: The module whose ``forward`` runs the layers.
+        layers: All N of them; those of other pipeline stages are placeholders.
+        start: The first layer of this stage.
+        end: One more than its last.
+    """
+
+    holder: Any
+    layers: tuple[torch.nn.Module, ...]
+    start: int
+    end: int
+
+    @property
+    def here(self) -> torch.nn.Module:
+        """A layer that this stage has."""
+        return self.layers[self.start]
+
+    def boundaries(self, layers: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of ``layers`` that pass through this stage: before each of its layers, and N after the last one."""
+        last = self.end + (self.end == len(self.layers))
+        return tuple(layer for layer in layers if self.start <= layer < last)
+
+
+def decoder_of(model: Any) -> Decoder:
+    """The decoder of a vLLM model; that of its language model if it is multimodal.
 
     Raises:
         CaptureError: no list of layers where vLLM's decoder models keep it (``[language_model.]model.layers``).
@@ -30,7 +58,8 @@ def decoder_layers(model: Any) -> list[torch.nn.Module]:
             found=f"{type(layers).__name__} in {type(inner).__name__}",
             advice="report the model class; hidden states of it cannot be captured yet",
         )
-    return list(layers)
+    start, end = getattr(inner, "start_layer", 0), getattr(inner, "end_layer", len(layers))
+    return Decoder(inner, tuple(layers), start, end)
 
 
 class LayerArguments:
@@ -45,6 +74,11 @@ class LayerArguments:
                 found=f"{self._signature}",
                 advice="report the model class; hidden states of it cannot be captured yet",
             )
+
+    @property
+    def has_residual(self) -> bool:
+        """Whether the residual stream is the sum of two arguments."""
+        return "residual" in self._signature.parameters
 
     def stream(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(hidden_states, residual) of one call; residual is None at the first layer."""

@@ -1,4 +1,4 @@
-"""Records the residual stream at chosen boundaries of a model runner, and gives it back per request."""
+"""Takes hidden states out of every step of a model runner, and gives them back per request."""
 
 from __future__ import annotations
 
@@ -10,18 +10,64 @@ import torch
 import wrapt
 
 from vllm_compat.adapters.select import adapter
-from vllm_compat.capture.layers import LayerArguments, decoder_layers
+from vllm_compat.capture.layers import Decoder, decoder_of
+from vllm_compat.capture.staging import Rows, Staging
+from vllm_compat.capture.ways import choose, refuse_wrong_layers, source_of
 from vllm_compat.errors import CaptureError
 
 
 @dataclass(frozen=True)
 class _Chunk:
     start: int
-    states: torch.Tensor  # [n, L, H]
+    rows: Rows
+
+    @property
+    def count(self) -> int:
+        return len(self.rows.states)
+
+
+@dataclass(frozen=True)
+class RequestStates:
+    """States of a finished request at this stage's boundaries, on their way to the CPU or there.
+
+    Pickling it (the answer of a worker process) waits for them.
+    """
+
+    layers: tuple[int, ...]
+    num_tokens: int
+    chunks: tuple[_Chunk, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the states, once put together."""
+        return self.num_tokens * int(self.chunks[0].rows.states[:1].nbytes)
+
+    def tensor(self) -> torch.Tensor:
+        """[num_tokens, L, H], in memory of its own."""
+        first = self.chunks[0]
+        if len(self.chunks) == 1 and first.rows.owned and first.count == self.num_tokens:
+            return first.rows.arrived()
+        states: torch.Tensor | None = None
+        for chunk in self.chunks:
+            rows = chunk.rows.arrived()
+            if states is None:
+                states = rows.new_empty((self.num_tokens, *rows.shape[1:]))
+            # Later chunks win: after a preemption, or a rejected draft, a position is computed again.
+            end = min(chunk.start + chunk.count, self.num_tokens)
+            states[chunk.start : end] = rows[: end - chunk.start]
+        assert states is not None
+        return states
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (self.layers, self.tensor())
+
+
+def _arrived(layers: tuple[int, ...], states: torch.Tensor) -> RequestStates:
+    return RequestStates(layers, len(states), (_Chunk(0, Rows(states, owned=True)),))
 
 
 class Recorder:
-    """Hooks on the decoder layers, and a wrapper around ``execute_model`` that cuts their rows into requests.
+    """A source of hidden states, and a wrapper around ``execute_model`` that cuts its rows into requests.
 
     Rows are mapped to requests by the runner's own batch, read after its state update: the scheduler's dictionaries
     are in another order. A row count that does not add up stops the run.
@@ -29,150 +75,90 @@ class Recorder:
     Args:
         runner: vLLM's model runner with its model loaded.
         layers: Boundary ids, ascending.
-        keeps: Whether this rank records; the others only check that it could.
+        way: "aux", "hooks", or None for the first that works.
+        speaks: Whether this rank records; of the ranks of one pipeline stage one does.
 
     Raises:
         CaptureError: see ``capture_hidden_states``; nothing is hooked then.
     """
 
-    def __init__(self, runner: Any, layers: tuple[int, ...], keeps: bool) -> None:
-        self.keeps = keeps
-        self.layers = layers
+    def __init__(self, runner: Any, layers: tuple[int, ...], way: str | None, speaks: bool) -> None:
         self._runner = runner
         self._batches = adapter("scheduler_output")
         self._rows = adapter("batch_rows")
         self._chunks: dict[str, list[_Chunk]] = {}
-        self._seen: dict[int, torch.Tensor] = {}
-        self._recording = False
-        self._hooks: list[Any] = []
-        modules = decoder_layers(runner.get_model())
-        self.info = {
-            "num_hidden_layers": len(modules),
-            "hidden_size": runner.model_config.get_hidden_size(),
-            "dtype": str(runner.dtype).removeprefix("torch."),
-            "runner": type(runner).__module__,
-        }
-        self._check(modules)
-        arguments = {boundary: LayerArguments(modules[boundary]) for boundary in layers if boundary < len(modules)}
-        if not keeps:
-            return
-        for boundary in layers:
-            if boundary < len(modules):
-                hook = self._before(boundary, arguments[boundary])
-                self._hooks.append(modules[boundary].register_forward_pre_hook(hook, with_kwargs=True))
-            else:
-                self._hooks.append(modules[-1].register_forward_hook(self._after(boundary)))
-        self._handle = wrapt.wrap_function_wrapper(runner, "execute_model", self._execute_model)
-
-    def _check(self, modules: Sequence[torch.nn.Module]) -> None:
-        num_layers = len(modules)
-        wrong = [layer for layer in self.layers if not 0 <= layer <= num_layers]
-        if wrong or not self.layers:
-            raise CaptureError(
-                f"boundaries {list(self.layers)}",
-                needed=f"ids between 0 (embeddings) and {num_layers} (final state before the last norm)",
-                found=f"{wrong} out of range" if wrong else "no id at all",
-                advice="count decoder layers done: the output of 0-based layer i is boundary i+1",
-            )
-        # By the layer's class: Kimi-K2.5 has DeepSeek layers inside a wrapper of another name.
-        if self._runner.dtype == torch.float16 and "deepseek" in type(modules[0]).__name__.lower():
-            # deepseek_v2.py divides the residual by routed_scaling_factor in float16, against overflow.
-            raise CaptureError(
-                "hidden states of a DeepSeek model in float16",
-                needed="a dtype in which vLLM does not rescale the residual stream",
-                found="float16",
-                advice="use bfloat16 or float32",
-            )
+        decoder = decoder_of(runner.get_model())
+        refuse_wrong_layers(runner, decoder, layers)
+        chosen = choose(runner, decoder, layers, way)
+        #: Boundaries of this pipeline stage.
+        self.boundaries = decoder.boundaries(layers)
+        self.keeps = speaks and bool(self.boundaries)
+        self.info = _facts(runner, decoder) | {"way": chosen.name, "why": chosen.reason}
+        self._source: Any = None
+        self._handle: Any = None
+        # Auxiliary outputs are switched on in every rank: they may gather from all of them.
+        if self.keeps or chosen.name == "aux":
+            self._source = source_of(chosen, runner, decoder, layers, self.boundaries)
+        if self.keeps:
+            self._staging = Staging(torch.device(runner.device))
+            self._handle = wrapt.wrap_function_wrapper(runner, "execute_model", self._execute_model)
 
     # -- while the model runs ---------------------------------------------------------------------------------------
 
-    def _before(self, boundary: int, arguments: LayerArguments) -> Any:
-        def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self._recording:
-                hidden, residual = arguments.stream(args, kwargs)
-                self._seen[boundary] = _stream(hidden, residual)
-
-        return hook
-
-    def _after(self, boundary: int) -> Any:
-        def hook(_: Any, __: tuple[Any, ...], output: Any) -> None:
-            if self._recording:
-                hidden, residual = output if isinstance(output, tuple) else (output, None)
-                self._seen[boundary] = _stream(hidden, residual)
-
-        return hook
-
     def _execute_model(self, wrapped: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         scheduler_output = kwargs.get("scheduler_output", args[0] if args else None)
-        self._seen.clear()
-        self._recording = True
+        self._source.begin()
         try:
             result = wrapped(*args, **kwargs)
         finally:
-            self._recording = False
-        if self._seen:
-            self._cut(self._batches.read(scheduler_output))
+            seen = self._source.end()
+            # The GPU is busy with this step from here on: time to copy the one before.
+            self._staging.launch()
+        if seen:
+            self._cut(seen, self._batches.read(scheduler_output))
         return result
 
-    def _cut(self, batch: Any) -> None:
+    def _cut(self, seen: dict[int, torch.Tensor], batch: Any) -> None:
         """Cut the step's rows into requests."""
         rows = self._rows.read(self._runner, batch)
         total = sum(count for _, count in rows)
         starts = {request.request_id: request.num_computed_tokens for request in batch.requests}
-        missing = [boundary for boundary in self.layers if boundary not in self._seen]
-        short = {boundary: len(t) for boundary, t in self._seen.items() if len(t) < total}
+        missing = [boundary for boundary in self.boundaries if boundary not in seen]
+        short = {boundary: len(t) for boundary, t in seen.items() if len(t) < total}
         if missing or short or total != batch.total_num_scheduled_tokens:
             raise CaptureError(
                 f"the rows of a step with {batch.total_num_scheduled_tokens} tokens",
-                needed=f"{total} rows at each of the boundaries {list(self.layers)}",
+                needed=f"{total} rows at each of the boundaries {list(self.boundaries)}",
                 found=f"{total} rows in the runner's batch; boundaries missing: {missing}, short: {short}",
                 advice="a layer ran on a shard of the tokens or not at all: report model and parallel settings",
             )
-        # Padding rows follow the last request. One transfer a step: [rows, L, H].
-        stacked = torch.stack([self._seen[boundary][:total] for boundary in self.layers], dim=1).cpu()
-        self._seen.clear()
-        at = 0
-        for request_id, count in rows:
-            self._chunks.setdefault(request_id, []).append(_Chunk(starts[request_id], stacked[at : at + count]))
-            at += count
+        fetched = self._staging.fetch([seen[boundary] for boundary in self.boundaries], [count for _, count in rows])
+        for (request_id, _), part in zip(rows, fetched, strict=True):
+            self._chunks.setdefault(request_id, []).append(_Chunk(starts[request_id], part))
 
     # -- per request ------------------------------------------------------------------------------------------------
 
-    def take(self, request_id: str, num_tokens: int) -> torch.Tensor:
-        """[num_tokens, L, H] of a finished request.
+    def take(self, request_id: str, num_tokens: int) -> RequestStates:
+        """The states of a finished request; nothing is waited for.
 
         Raises:
             CaptureError: some position was never computed while the capture ran.
         """
-        chunks = self._chunks.pop(request_id, [])
-        if len(chunks) == 1 and chunks[0].start == 0 and len(chunks[0].states) == num_tokens:
-            # A copy of its own: a view would keep the whole step's batch alive, and take it along to other processes.
-            return chunks[0].states.clone()
-        have = torch.zeros(num_tokens, dtype=torch.bool)
-        states: torch.Tensor | None = None
-        for chunk in chunks:
-            end = min(chunk.start + len(chunk.states), num_tokens)
-            if end <= chunk.start:
-                continue
-            if states is None:
-                states = chunk.states.new_empty((num_tokens, *chunk.states.shape[1:]))
-            # Later chunks win: after a preemption, or a rejected draft, a position is computed again.
-            states[chunk.start : end] = chunk.states[: end - chunk.start]
-            have[chunk.start : end] = True
-        if states is None or not bool(have.all()):
-            gaps = (~have).nonzero().flatten().tolist()
+        chunks = [chunk for chunk in self._chunks.pop(request_id, []) if chunk.start < num_tokens and chunk.count]
+        gaps = _gaps(chunks, num_tokens)
+        if gaps:
             raise CaptureError(
                 f"hidden states of request {request_id!r}",
                 needed=f"states of all {num_tokens} tokens that the model was fed",
                 found=f"{len(gaps)} positions were never computed here (first: {gaps[:1]})",
                 advice="capture from the request's first step on, and let it end by itself",
             )
-        return states
+        return RequestStates(self.boundaries, num_tokens, tuple(chunks))
 
     def take_all(self) -> dict[str, torch.Tensor]:
         """Request id -> [T, L, H] of every request, as far as it was computed. CaptureError as in ``take``."""
-        ends = {name: max(c.start + len(c.states) for c in chunks) for name, chunks in self._chunks.items()}
-        return {name: self.take(name, end) for name, end in ends.items()}
+        ends = {name: max(c.start + c.count for c in chunks) for name, chunks in self._chunks.items()}
+        return {name: self.take(name, end).tensor() for name, end in ends.items()}
 
     def drop(self, request_ids: Sequence[str]) -> None:
         """Forget requests that nobody will take."""
@@ -180,14 +166,31 @@ class Recorder:
             self._chunks.pop(request_id, None)
 
     def close(self) -> None:
-        """Take every hook and wrapper off again."""
-        for hook in self._hooks:
-            hook.remove()
-        if self.keeps:
+        """Leave the runner as it was; auxiliary outputs that it was opened with stay on."""
+        if self._source is not None:
+            self._source.close()
+        if self._handle is not None:
             wrapt.unwrap_object(self._runner, "execute_model", self._handle)
         self._chunks.clear()
 
 
-def _stream(hidden: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-    # A sum or a copy, never the tensor itself: later layers add into these buffers in place.
-    return hidden.clone() if residual is None else hidden + residual
+def _gaps(chunks: Sequence[_Chunk], num_tokens: int) -> list[int]:
+    """Positions that no chunk has; chunks ascend, unless a position was computed twice."""
+    at = 0
+    for chunk in chunks:
+        if chunk.start > at:
+            break
+        at = max(at, chunk.start + chunk.count)
+    if at >= num_tokens:
+        return []
+    have = set[int]().union(*(range(chunk.start, chunk.start + chunk.count) for chunk in chunks))
+    return [position for position in range(num_tokens) if position not in have]
+
+
+def _facts(runner: Any, decoder: Decoder) -> dict[str, Any]:
+    return {
+        "num_hidden_layers": len(decoder.layers),
+        "hidden_size": runner.model_config.get_hidden_size(),
+        "dtype": str(runner.dtype).removeprefix("torch."),
+        "runner": type(runner).__module__,
+    }

@@ -9,9 +9,10 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from vllm_compat.capture.layers import decoder_of
 from vllm_compat.capture.recorder import Recorder
-from vllm_compat.capture.refusal import Refusal
-from vllm_compat.errors import CaptureError
+from vllm_compat.capture.ways import prepare
+from vllm_compat.errors import CaptureError, Refusal
 
 _SLOT = "_vllm_compat_recorder"
 
@@ -33,10 +34,20 @@ def _refuses(method: Method) -> Method:
 
 
 class HiddenStatesWorkerExtension:
-    """RPC methods of hidden-state capture. Rank 0 hooks, keeps and answers; the others check and answer None."""
+    """RPC methods of hidden-state capture.
+
+    The first tensor-parallel rank of each pipeline stage keeps the boundaries of its stage and answers; the others
+    check, switch on what all ranks must, and answer None.
+    """
 
     @_refuses
-    def vllm_compat_capture_start(self, layers: Sequence[int]) -> dict[str, Any] | None:
+    def vllm_compat_capture_prepare(self, layers: Sequence[int]) -> None:
+        """Switch the model's auxiliary outputs on, before its first forward pass."""
+        runner: Any = self.model_runner  # type: ignore[attr-defined]
+        prepare(runner, decoder_of(runner.get_model()), tuple(layers))
+
+    @_refuses
+    def vllm_compat_capture_start(self, layers: Sequence[int], way: str | None) -> dict[str, Any] | None:
         if getattr(self, _SLOT, None) is not None:
             raise CaptureError(
                 "a second capture on one model",
@@ -45,9 +56,10 @@ class HiddenStatesWorkerExtension:
                 advice="close the first one before",
             )
         runner: Any = self.model_runner  # type: ignore[attr-defined]
-        recorder = Recorder(runner, tuple(layers), keeps=self.rank == 0)  # type: ignore[attr-defined]
+        speaks = self.rank % self.parallel_config.tensor_parallel_size == 0  # type: ignore[attr-defined]
+        recorder = Recorder(runner, tuple(layers), way, speaks)
         setattr(self, _SLOT, recorder)
-        return recorder.info if recorder.keeps else None
+        return recorder.info if speaks else None
 
     @_refuses
     def vllm_compat_capture_take(self, request_id: str, num_tokens: int) -> Any:
@@ -59,6 +71,7 @@ class HiddenStatesWorkerExtension:
         recorder.drop(request_ids)
 
     def vllm_compat_capture_stop(self) -> None:
-        recorder: Recorder = getattr(self, _SLOT)
+        recorder: Recorder | None = getattr(self, _SLOT, None)
         setattr(self, _SLOT, None)
-        recorder.close()
+        if recorder is not None:
+            recorder.close()

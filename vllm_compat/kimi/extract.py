@@ -10,16 +10,17 @@ from typing import Any
 
 import torch
 
-import vllm_compat
-from vllm_compat import DataError, EngineLoop, capture_hidden_states, installed, make_sampling_params
+from vllm_compat import CapturedStates, DataError, EngineLoop, capture_hidden_states, make_sampling_params
 
+from .background import Background
 from .files import sha256_file
-from .fingerprints import model_fingerprint
+from .one_pass import AnswerStates, folder_of
 from .progress import Progress
+from .provenance import provenance_of, room_for
 from .rows import SPLITS, Row, count_rows, read_rows
 from .selfcheck import ROWS, self_check
 from .settings import Config, aux_layers
-from .shards import DTYPES, Provenance, Sample
+from .shards import DTYPES, Sample
 from .store import Store, StoreWriter
 from .target import TargetHead
 from .target_engine import open_target
@@ -52,9 +53,9 @@ def extract_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
             check = self_check(loop, spread(paths["train"], ROWS), head, layers, dtype).to_json()
         # Before and again after, so that a machine that speeds up or slows down favours neither.
         sample = spread(paths["train"], cfg.extract.baseline_rows)
-        plain = [_plain_prefill(loop, sample)]
-        done = {split: _extract(cfg, loop, paths[split], layers, dtype, progress, split) for split in SPLITS}
-        plain.append(_plain_prefill(loop, sample))
+        plain = [plain_prefill(loop, sample)]
+        done = {split: extract_rows(cfg, loop, paths[split], layers, dtype, progress, split) for split in SPLITS}
+        plain.append(plain_prefill(loop, sample))
     plain_rate = sum(tokens for tokens, _ in plain) / sum(seconds for _, seconds in plain) if sample else None
     seconds = sum(d["seconds"] for d in done.values())
     tokens = sum(d["tokens"] for d in done.values())
@@ -62,6 +63,7 @@ def extract_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
     stores = {split: Store(cfg.run_dir / "extract" / split) for split in SPLITS}
     return {
         "layers": list(layers),
+        "way": next(d["way"] for d in done.values()),
         "rows": sum(len(store) for store in stores.values()),
         "tokens": sum(store.num_tokens for store in stores.values()),
         "bytes": sum(shard.bytes for store in stores.values() for shard in store.shards),
@@ -70,6 +72,7 @@ def extract_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
         "tokens_per_second": None if rate is None else round(rate, 1),
         "plain_prefill_tokens_per_second": None if plain_rate is None else round(plain_rate, 1),
         "ratio_to_prefill": None if rate is None or plain_rate is None else round(rate / plain_rate, 4),
+        "rows_captured_with_their_answer": sum(d["answered"] for d in done.values()),
         "self_check": check,
         "refused": sum(d["refused"] for d in done.values()),
         "seconds_waited_for_disk": round(sum(d["waited"] for d in done.values()), 3),
@@ -101,7 +104,7 @@ def _params() -> Any:
     return make_sampling_params(temperature=0.0, max_tokens=1, detokenize=False)
 
 
-def _plain_prefill(loop: EngineLoop, rows: Sequence[Row]) -> tuple[int, float]:
+def plain_prefill(loop: EngineLoop, rows: Sequence[Row]) -> tuple[int, float]:
     """(tokens, seconds) of the same engine on rows of the same kind, capturing nothing."""
     began = time.monotonic()
     for _ in loop.generate([row.input_ids for row in rows], _params()):
@@ -109,7 +112,7 @@ def _plain_prefill(loop: EngineLoop, rows: Sequence[Row]) -> tuple[int, float]:
     return sum(len(row.input_ids) for row in rows), time.monotonic() - began
 
 
-def _extract(
+def extract_rows(
     cfg: Config,
     loop: EngineLoop,
     rows_path: Path,
@@ -118,35 +121,44 @@ def _extract(
     progress: Progress,
     split: str,
 ) -> dict[str, Any]:
-    here = installed()
+    """Fill the store of a split; the rows that it has are not computed again.
+
+    Returns the tokens of this call, its seconds until the index is published, and what a crash had left.
+    """
     with capture_hidden_states(loop, layers) as capture:
-        provenance = Provenance(
-            layers=layers,
-            hidden_size=capture.model_info["hidden_size"],
-            num_hidden_layers=capture.model_info["num_hidden_layers"],
-            dtype=cfg.extract.dtype,
-            model_fingerprint=model_fingerprint(cfg.target.model),
-            vllm_version=here.version,
-            distribution=here.distribution or "source tree",
-            runner=capture.model_info["runner"],
-            created_with=vllm_compat.__version__,
-            rows_fingerprint=sha256_file(rows_path),
-            finals=cfg.extract.finals,
-        )
+        provenance = provenance_of(cfg, capture.model_info, layers, sha256_file(rows_path))
+        answers = AnswerStates(folder_of(cfg), provenance)
         began = time.monotonic()
-        tokens = 0
+        tokens = answered = 0
         store = StoreWriter(
             cfg.run_dir / "extract" / split, provenance, cfg.extract.shard_mb << 20, cfg.extract.max_bad_rows
         )
-        with store, progress.task(f"extracting {split}", total=count_rows(rows_path)) as bar:
+
+        def add(item: tuple[Row, torch.Tensor | CapturedStates]) -> None:
+            row, found = item
+            states = found.hidden_states if isinstance(found, CapturedStates) else found
+            ids = torch.tensor(row.input_ids, dtype=torch.int32)
+            mask = torch.tensor(row.loss_mask, dtype=torch.uint8)
+            store.add(Sample(row.row_id, ids, mask, states.to(dtype)))
+
+        bar_of = progress.task(f"extracting {split}", total=count_rows(rows_path))
+        with store, Background(add, room_for(cfg, loop, provenance)) as feeder, bar_of as bar:
             bar.advance(len(store.done))
             waiting: list[Row] = []
 
             def prompts() -> Iterator[list[int]]:
+                nonlocal answered
                 for row in read_rows(rows_path):
-                    if row.row_id not in store.done:
+                    if row.row_id in store.done:
+                        continue
+                    states = answers.of(row)
+                    if states is None:
                         waiting.append(row)
                         yield row.input_ids
+                    else:
+                        feeder.put((row, states), states.nbytes)
+                        answered += 1
+                        bar.advance(1)
 
             # generate yields in the order given, so the oldest waiting row is the one that finished.
             for done in loop.generate(prompts(), _params()):
@@ -159,14 +171,7 @@ def _extract(
                         found="states of other tokens",
                         advice="report it with `vllm-compat doctor`: nothing of this row was stored",
                     )
-                store.add(
-                    Sample(
-                        row.row_id,
-                        torch.tensor(row.input_ids, dtype=torch.int32),
-                        torch.tensor(row.loss_mask, dtype=torch.uint8),
-                        states.hidden_states.to(dtype),
-                    )
-                )
+                feeder.put((row, states), states.nbytes)
                 tokens += len(row.input_ids)
                 bar.advance(1)
         seconds = time.monotonic() - began
@@ -176,4 +181,6 @@ def _extract(
         "recovered": store.recovered,
         "refused": len(store.refused),
         "waited": store.waited,
+        "answered": answered,
+        "way": capture.way,
     }

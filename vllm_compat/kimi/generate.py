@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, cast
 
 from vllm_compat import EngineLoop, make_sampling_params
 
 from .journal import Generate, Generated
+from .one_pass import open_one_pass
 from .progress import Progress
 from .prompts import find_markers, load_tokenizer
 from .settings import Config
@@ -24,7 +26,13 @@ def open_generator(cfg: Config, progress: Progress) -> Iterator[Generate]:
     temperature every prompt has a seed of its own, made of the run's seed and its tokens, so that a resumed run
     writes the same answers.
     """
-    end = find_markers(load_tokenizer(cfg.target)).end
+    tokenizer = load_tokenizer(cfg.target)
+    end = find_markers(tokenizer).end
+    if cfg.prepare.one_pass:
+        stops = {end} if tokenizer.eos_token_id is None else {end, tokenizer.eos_token_id}
+        with open_one_pass(cfg, stops, partial(unending_params, cfg), progress) as generate:
+            yield generate
+        return
     # Turns of one conversation share their history: prefix caching saves most of the prefill.
     loop = open_target(
         cfg.target,
@@ -49,15 +57,20 @@ def open_generator(cfg: Config, progress: Progress) -> Iterator[Generate]:
 
 def answer_params(cfg: Config, prompt: Sequence[int], end: int) -> Any:
     """SamplingParams for one prompt of prepare."""
-    options: dict[str, Any] = {
-        "temperature": cfg.prepare.temperature,
-        "max_tokens": min(cfg.prepare.max_new_tokens, cfg.target.max_model_len - len(prompt)),
-        "stop_token_ids": [end],
-        "detokenize": False,
-    }
+    most = min(cfg.prepare.max_new_tokens, cfg.target.max_model_len - len(prompt))
+    return make_sampling_params(**_sampling(cfg, prompt), max_tokens=most, stop_token_ids=[end])
+
+
+def unending_params(cfg: Config, prompt: Sequence[int], most: int) -> Any:
+    """The same, for answers that somebody else ends; after `most` tokens at the latest."""
+    return make_sampling_params(**_sampling(cfg, prompt), max_tokens=most, ignore_eos=True)
+
+
+def _sampling(cfg: Config, prompt: Sequence[int]) -> dict[str, Any]:
+    options: dict[str, Any] = {"temperature": cfg.prepare.temperature, "detokenize": False}
     if cfg.prepare.temperature > 0:
         options["seed"] = answer_seed(cfg.seed, prompt)
-    return make_sampling_params(**options)
+    return options
 
 
 def answer_seed(seed: int, prompt: Sequence[int]) -> int:

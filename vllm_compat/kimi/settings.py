@@ -78,7 +78,8 @@ class PrepareConfig(_Section):
     """Conversations in, rows out. Lengths are tokens.
 
     max_length bounds prompt + answer. `regenerate` replaces every answer by the target's own (a head must
-    learn the target's text, not a human's). A row with fewer than `min_loss_tokens` loss tokens is dropped
+    learn the target's text, not a human's); with `one_pass` it captures states as it answers, and `extract` takes them
+    from there instead of prefilling the row. A row with fewer than `min_loss_tokens` loss tokens is dropped
     and counted; so are a row that is there already, and a training row with the prompt of a held-out row or with an
     answer that stands in held-out answers (n-grams of `decontaminate_ngram` tokens; 0 compares prompts only).
     """
@@ -90,6 +91,7 @@ class PrepareConfig(_Section):
     max_length: int = 2048
     max_rows: int | None = None
     regenerate: bool = True
+    one_pass: bool = False
     temperature: float = 0.0
     max_new_tokens: int = 512
     thinking: bool = False

@@ -90,7 +90,7 @@ class Provenance:
     layers: boundary ids in the order of the L axis, the final one (= num_hidden_layers) last.
     dtype: of the stored states; with float8_e4m3fn the final state is kept in bfloat16, for the teacher's sake.
     finals: "all", or "loss": only where the next token carries loss. model_fingerprint: sha256 over config.json and the
-    safetensors headers. rows_fingerprint: sha256 of the rows.
+    safetensors headers. rows_fingerprint: sha256 of the rows. way: how they were captured (docs/capture.md).
     """
 
     layers: tuple[int, ...]
@@ -106,6 +106,7 @@ class Provenance:
     finals: str = "all"
     convention: str = "boundary"
     final_norm_applied: bool = False
+    way: str = "hooks"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))

@@ -27,8 +27,8 @@ def _extension(theirs: type) -> type:
             runner: Any = self.model_runner  # type: ignore[attr-defined]
             wanted = boundaries(layer_ids)
             keeps = self.rank == 0  # type: ignore[attr-defined]
-            self._recorder = Recorder(runner, tuple(sorted(set(wanted))), keeps=keeps)
-            self._places = [self._recorder.layers.index(boundary) for boundary in wanted]
+            self._recorder = Recorder(runner, tuple(sorted(set(wanted))), way="hooks", speaks=keeps)
+            self._places = [sorted(set(wanted)).index(boundary) for boundary in wanted]
 
         def _set_request_metadata(self, request_metadata: Mapping[str, int]) -> None:
             """Not needed: the runner knows its batch."""

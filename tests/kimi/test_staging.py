@@ -1,0 +1,62 @@
+"""Rows of a step on their way to the CPU: cut per request, in memory of their own, pickled as plain states."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+
+from vllm_compat.capture.recorder import RequestStates, _Chunk
+from vllm_compat.capture.staging import Rows, Staging
+
+H = 1024
+
+
+def step(rows: int) -> list[torch.Tensor]:
+    """Three boundaries [rows, H] of different values."""
+    return [torch.arange(rows * H, dtype=torch.float32).reshape(rows, H) + 1e6 * layer for layer in range(3)]
+
+
+@pytest.mark.parametrize("counts", [[1], [5, 3], [200, 1, 1, 300, 2], [1, 200], [100, 100], [1] * 40])
+def test_rows_are_cut_per_request(counts: list[int]) -> None:
+    """Small requests share memory, large ones have their own; padding is left out; the step's buffers may change."""
+    seen = step(sum(counts) + 7)
+    expected = torch.stack([boundary[: sum(counts)] for boundary in seen], dim=1).split(counts)
+    fetched = Staging(torch.device("cpu")).fetch(seen, counts)
+    for boundary in seen:
+        boundary.zero_()
+    assert len(counts) == len(fetched)
+    for count, rows, states in zip(counts, fetched, expected, strict=True):
+        assert torch.equal(states, rows.arrived())
+        own = rows.states.untyped_storage().nbytes() == rows.states.nbytes
+        assert own == rows.owned
+        if count * 3 * H * 4 >= 1 << 20:
+            assert rows.owned
+
+
+def test_states_made_in_inference_mode_can_be_used() -> None:
+    """vLLM's workers run in it; what comes out is a tensor like any other."""
+    with torch.inference_mode():
+        (rows,) = Staging(torch.device("cpu")).fetch(step(4), [4])
+    states = rows.arrived()
+    assert not states.is_inference()
+    states += 1
+
+
+def test_chunks_are_put_together() -> None:
+    """By position; one computed twice counts as it was computed last, and what is beyond the end is dropped."""
+    first, second, again = (torch.full((4, 1, 2), value) for value in (1.0, 2.0, 3.0))
+    chunks = tuple(_Chunk(start, Rows(states, owned=False)) for start, states in ((0, first), (4, second), (2, again)))
+    made = RequestStates((5,), 7, chunks)
+    assert [1, 1, 3, 3, 3, 3, 2] == made.tensor()[:, 0, 0].tolist()
+    assert 7 * 2 * 4 == made.nbytes
+
+
+def test_a_worker_process_sends_states_only() -> None:
+    """Pickling waits for the copy and sends the request's rows, not the step's."""
+    (one, _) = Staging(torch.device("cpu")).fetch(step(3), [1, 2])
+    states = RequestStates((1, 2, 3), 1, (_Chunk(0, one),))
+    sent = pickle.dumps(states)
+    assert len(sent) < 2 * states.nbytes
+    assert torch.equal(states.tensor(), pickle.loads(sent).tensor())

@@ -1,0 +1,6 @@
+"""The names of the ways; without torch, which the calling process may not have loaded yet."""
+
+from __future__ import annotations
+
+#: In the order in which they are tried.
+WAYS = ("aux", "hooks")

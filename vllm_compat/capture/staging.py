@@ -1,0 +1,147 @@
+"""Rows of a step on their way to the CPU: copied beside the next step, waited for by whoever reads them."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+#: Chunks of at least so many bytes get a tensor of their own, which is handed out without another copy.
+_OWN = 1 << 20
+#: Steps whose rows may be on their way at once: more would pile up in device memory where the bus is the slower one.
+_STEPS = 2
+
+
+class _Copy:
+    """The rows of one step in device memory, and where they go; copied when somebody says so, once."""
+
+    def __init__(self, stacked: torch.Tensor, stream: Any, hosts: list[tuple[int, torch.Tensor]]) -> None:
+        self._stacked: torch.Tensor | None = stacked
+        self._hosts = hosts
+        self._stream = stream
+        self._ready = torch.cuda.Event()
+        self._ready.record(torch.cuda.current_stream(stacked.device))
+        self._done = torch.cuda.Event()
+        self._lock = threading.Lock()
+
+    def launch(self) -> None:
+        """Queue the copies, unless that was done; from any thread."""
+        with self._lock:
+            stacked = self._stacked
+            if stacked is None:
+                return
+            with torch.inference_mode(False), torch.no_grad(), torch.cuda.stream(self._stream):
+                self._stream.wait_event(self._ready)
+                for start, host in self._hosts:
+                    host.copy_(stacked[start : start + len(host)], non_blocking=True)
+                self._done.record(self._stream)
+            # Its memory is not given to another step before the copies are done.
+            stacked.record_stream(self._stream)
+            self._stacked = None
+            self._hosts = []
+
+    def wait(self) -> None:
+        """Until the rows are there; the GIL is free meanwhile."""
+        self.launch()
+        self._done.synchronize()
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one request and one step.
+
+    Attributes:
+        states: [n, L, H] in CPU memory, to be read after ``arrived``. Pinned where they come from a CUDA device.
+        owned: The memory holds nothing else.
+    """
+
+    states: torch.Tensor
+    owned: bool
+    _copy: _Copy | None = None
+
+    def arrived(self) -> torch.Tensor:
+        """The states, once they are all there."""
+        if self._copy is not None:
+            self._copy.wait()
+        return self.states
+
+
+class Staging:
+    """Brings what a step computed to the CPU.
+
+    From a CUDA device the rows are copied on a stream of their own into pinned memory, while the next step runs;
+    nothing waits for them here. Not earlier: the step's sampled tokens go the same way, a few bytes that the scheduler
+    waits for, and the device copies in the order in which copies are queued. So they are queued behind the next forward
+    pass, or by whoever asks for them first. Pinned memory comes from PyTorch's caching host allocator, which reuses a
+    block when its tensor is gone and the copy into it done: in steady state nothing is allocated, and what is held is
+    what nobody has popped yet.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._last: _Copy | None = None
+        self._on_their_way: deque[_Copy] = deque()
+
+    def fetch(self, seen: Sequence[torch.Tensor], counts: Sequence[int]) -> list[Rows]:
+        """Per request its rows.
+
+        Args:
+            seen: One tensor [>= sum(counts), H] per boundary; may be overwritten as soon as this returns, by work
+                queued on the current stream.
+            counts: Rows of each request, in row order; padding follows.
+        """
+        total = sum(counts)
+        # vLLM's workers run in inference mode, whose tensors nobody could train on or change.
+        with torch.inference_mode(False), torch.no_grad():
+            if self._stream is None:
+                return self._split([boundary[:total].cpu() for boundary in seen], counts)
+            return self._stage(torch.stack([boundary[:total] for boundary in seen], dim=1), counts)
+
+    def launch(self) -> None:
+        """Start the copies of the last step. Call it when the device has work, and nothing to hand over soon."""
+        if self._last is None:
+            return
+        while len(self._on_their_way) >= _STEPS:
+            self._on_their_way.popleft().wait()
+        self._last.launch()
+        self._on_their_way.append(self._last)
+        self._last = None
+
+    def _split(self, seen: Sequence[torch.Tensor], counts: Sequence[int]) -> list[Rows]:
+        """On the CPU: a copy per request, or one for many small ones."""
+        row = sum(boundary[:1].nbytes for boundary in seen)
+        made: list[Rows] = []
+        for start, group in _groups(counts, row):
+            stacked = torch.stack([boundary[start : start + sum(group)] for boundary in seen], dim=1)
+            made += [Rows(part, owned=len(group) == 1) for part in stacked.split(group)]
+        return made
+
+    def _stage(self, stacked: torch.Tensor, counts: Sequence[int]) -> list[Rows]:
+        self.launch()
+        hosts: list[tuple[int, torch.Tensor]] = []
+        parts: list[tuple[torch.Tensor, bool]] = []
+        for start, group in _groups(counts, stacked[:1].nbytes):
+            host = torch.empty((sum(group), *stacked.shape[1:]), dtype=stacked.dtype, pin_memory=True)
+            hosts.append((start, host))
+            parts += [(part, len(group) == 1) for part in host.split(group)]
+        self._last = _Copy(stacked, self._stream, hosts)
+        return [Rows(states, owned, self._last) for states, owned in parts]
+
+
+def _groups(counts: Sequence[int], row_bytes: int) -> list[tuple[int, list[int]]]:
+    """(first row, rows of each request) of what is copied together: a large request alone, small neighbours at once."""
+    made: list[tuple[int, list[int]]] = []
+    at, open_group = 0, False
+    for count in counts:
+        large = count * row_bytes >= _OWN
+        if large or not open_group:
+            made.append((at, [count]))
+        else:
+            made[-1][1].append(count)
+        open_group = not large
+        at += count
+    return made
