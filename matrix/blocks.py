@@ -350,6 +350,10 @@ def bench(results: Results) -> str:
     return "\n\n".join((*parts, _source(result)))
 
 
+def _each(block: Callable[[Any], str], results: list[Any]) -> str:
+    return "\n\n".join(map(block, results)) or "Not measured yet."
+
+
 def extraction(results: Results) -> str:
     """Durable extraction beside plain prefill on a CPU, a row per release that was measured."""
     rows, sources = [], []
@@ -381,6 +385,8 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "kimi-tiny": kimi_tiny,
     "boundaries": boundaries,
     "device": device,
+    "device-capture": lambda results: _each(device_blocks.capture, results.by_release("device/capture/")),
+    "device-extraction": lambda results: _each(device_blocks.extraction, results.by_release("device/extract/")),
     "device-engine": lambda results: "\n\n".join(map(device_blocks.engine, results.by_release("device/engine/"))),
     "extraction": extraction,
     "bench": bench,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,3 +31,72 @@ def engine(result: Mapping[str, Any]) -> str:
 
 def _said(case: Mapping[str, Any], kind: str) -> str:
     return str(case.get(kind, "FAILED")).replace(" prompts token-identical", "")
+
+
+def capture(result: Mapping[str, Any]) -> str:
+    """The ways of capturing against each other, vLLM's own extraction and compiled code, of one release."""
+    rows = [(name, _captured(entry)) for name, entry in result["checks"].items()]
+    rows += [
+        (f"{target}, V1 against V2", ", ".join(f"{way} {_yes(same)}" for way, same in found.items()))
+        for target, parts in result.get("together", {}).items()
+        if isinstance(parts, Mapping)
+        for found in parts.values()
+    ]
+    return f"{table(('target, what, model runner', 'shown'), rows)}\n\n{_from(result)}"
+
+
+def _captured(entry: Mapping[str, Any]) -> str:
+    """One check of check_capture.py in words."""
+    if not entry["ok"]:
+        return "FAILED"
+    said = []
+    if "aux_equals_hooks_bit_for_bit" in entry:
+        said.append(f"auxiliary outputs and hooks equal bit for bit: {_yes(entry['aux_equals_hooks_bit_for_bit'])}")
+        said.append(f"{entry['prompts']} prompts; boundaries {entry['boundaries']}")
+    if "equal_prompts" in entry:
+        said.append(f"equal to vLLM's own extraction bit for bit: {entry['equal_prompts']} prompts")
+    if "cudagraph_mode" in entry:
+        worst = max(map(float, entry["median_relative_error_per_boundary"]))
+        graphs = entry["cudagraph_mode"].rpartition(".")[2]
+        said.append(f"median token {worst:.1e} from eager at worst; graphs {graphs}")
+        said.append(f"tokens as compiled without capture: {entry['same_tokens_as_compiled_without']} of {entry['of']}")
+    elif "median_relative_error_per_boundary" in entry:
+        medians = entry["median_relative_error_per_boundary"].items()
+        worst_of = (f"{way} {max(map(float, errors)):.1e}" for way, errors in medians)
+        said.append(f"median token from transformers at worst: {', '.join(worst_of)}")
+    if "acceptance_length" in entry:
+        said.append(f"prompts identical with a head: {entry['identical_prompts_with_head']}")
+        said.append(f"captured beside it by {entry['way_beside_a_head']}")
+    return "; ".join(said)
+
+
+def extraction(result: Mapping[str, Any]) -> str:
+    """Rates of extraction beside plain prefill, of one release."""
+    kinds = ("plain", "aux", "hooks", "files", "store", "native")
+    rows = []
+    for name, entry in result["checks"].items():
+        rates = {kind: statistics.median(found) for kind, found in entry.get("tokens_per_second", {}).items()}
+        if rates or not entry["ok"]:
+            shares = entry.get("ratio_to_plain", {})
+            cells = [
+                f"{rates[k]:,.0f}" + (f" ({shares[k]:.3f})" if k in shares else "") if k in rates else "" for k in kinds
+            ]
+            rows.append((name, *cells, f"{entry['kv_tokens']:,}" if "kv_tokens" in entry else "FAILED"))
+    head = ("engine", "plain prefill", "aux", "hooks", "in files", "in the store", "vLLM's own, in files", "KV tokens")
+    ceilings = result.get("together", {}).get("ceilings_tokens_per_second", {})
+    limits = ", ".join(f"{name} {value:,}" for name, value in ceilings.items())
+    limit = f"\n\nCeilings in tokens per second: {limits}." if limits else ""
+    return f"{table(head, rows)}{limit}\n\n{_from(result)}"
+
+
+def _yes(value: object) -> str:
+    return "yes" if value else "NO"
+
+
+def _from(result: Mapping[str, Any]) -> str:
+    """Where the numbers come from."""
+    command = result["command"].partition(" --out")[0].partition(" --scratch")[0]
+    return (
+        f"`{command}` · vLLM {result['vllm']} ({result['distribution']}) · {result['gpu']}, torch {result['torch']} "
+        f"· {result['date']} · commit {result['commit']}"
+    )

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,9 @@ def machine(_: argparse.Namespace) -> dict[str, Any]:
         "'gpu': torch.cuda.get_device_name() if torch.cuda.is_available() else None}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
-    try:
-        found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    except (ValueError, IndexError):
-        found = {"error": done.stderr[-2000:]}
-    return found
+    results = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    found: dict[str, Any] = json.loads(results[-1]) if results else {"error": done.stderr[-2000:]}
+    revision = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
+    commit = subprocess.run(revision, capture_output=True, text=True, check=False)
+    today = datetime.now(timezone.utc).date().isoformat()
+    return {"date": today, "commit": commit.stdout.strip() or "unknown", **found}
