@@ -19,7 +19,7 @@ def verdict(run: Mapping[str, Any] | None) -> str:
 
 
 def upstream(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Two tables: a row per release, newest first; and a row per reason to leave a construction to vLLM."""
+    """A row per release, newest first; what is left to vLLM, and why; what fails as it is."""
     if not runs:
         return "No run yet."
     rows = []
@@ -45,7 +45,7 @@ def upstream(runs: Sequence[Mapping[str, Any]]) -> str:
         "took",
         "run",
     )
-    return f"{table(head, rows)}\n\n{_left(runs)}"
+    return "\n\n".join(filter(None, (table(head, rows), _left(runs), _failing(runs))))
 
 
 #: Factories with a column of their own.
@@ -67,3 +67,14 @@ def _left(runs: Sequence[Mapping[str, Any]]) -> str:
             counted.update({(factory, key): count for key, count in keys.items()})
     rows = [(f"`{factory}`", reasons()[key]["reason"], count) for (factory, key), count in sorted(counted.items())]
     return table(("left to vLLM instead of", "because", "in all releases"), rows)
+
+
+def _failing(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Why tests fail as they are, and where; "" when none does."""
+    where: dict[str, list[str]] = {}
+    for run in runs:
+        for says, count in run["numbers"]["as_they_are"].items():
+            where.setdefault(says, []).append(f"{run['release']} ({count})")
+    if not where:
+        return ""
+    return table(("fail as they are with", "in (tests)"), [(f"`{says}`", ", ".join(at)) for says, at in where.items()])

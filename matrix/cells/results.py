@@ -73,15 +73,15 @@ def outcome_of(case: ElementTree.Element) -> str | list[str]:
     for kind in ("failure", "error"):
         found = case.find(kind)
         if found is not None:
-            return ["failed", _line(found.get("message", ""))]
+            return ["failed", line(found.get("message", ""))]
     skipped = case.find("skipped")
     if skipped is None:
         return "passed"
     kind = "deviation" if skipped.get("type") == "pytest.xfail" else "skipped"
-    return [kind, _line(skipped.get("message", ""))]
+    return [kind, line(skipped.get("message", ""))]
 
 
-def _line(message: str) -> str:
+def line(message: str) -> str:
     """The first line of a message, without addresses and paths, which differ from run to run."""
     first = message.strip().splitlines()[0] if message.strip() else ""
     return re.sub(r"(/\S+)+/|0x[0-9a-f]+", "…", first)[:200]

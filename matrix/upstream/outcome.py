@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from cells.results import outcome_of
+from cells.results import line, outcome_of
 
 from upstream.deselected import entries
 from upstream.ledger import total
@@ -34,7 +34,7 @@ def read(folder: Path) -> dict[str, Any]:
 
     Returns:
         counts: passed (both ways), failed (with our factories only), "failed as it is" and skipped. differing: Test ->
-        what it says with our factories. as_they_are: First line of a failure -> tests that end so as they are. calls,
+        what it says with our factories. as_they_are: Beginning of a failure -> tests that end so as they are. calls,
         left: as in ``ledger.Ledger``. deselected: Test -> reason. seconds: Of both runs.
 
     Raises:
@@ -78,11 +78,21 @@ def _tests(junit: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for case in ElementTree.parse(junit).getroot().iter("testcase"):  # noqa: S314 - a file that pytest wrote here
         name = f"{case.get('classname', '').removeprefix('tests.v1.core.')}::{case.get('name')}"
-        outcome = outcome_of(case)
+        outcome = _outcome(case)
         # The call and the teardown of one test are two cases when both failed.
         if name not in found or outcome != "passed":
             found[name] = outcome
     return found
+
+
+def _outcome(case: ElementTree.Element) -> str | list[str]:
+    """As in every other result, but with all of a message's lines: pydantic's first one says nothing."""
+    outcome = outcome_of(case)
+    for kind in ("failure", "error"):
+        found = case.find(kind)
+        if found is not None:
+            return ["failed", line(" ".join(found.get("message", "").split()))]
+    return outcome
 
 
 def _seconds(junit: Path) -> float:
