@@ -104,18 +104,18 @@ def test_verify_and_repair(begun: Path) -> None:
     """
     for split in ("train", "heldout"):
         write(begun / "extract" / split, 0, 12)
-    result = call("verify", "--run-dir", begun)
+    result = call("verify", "--depth", "bytes", "--run-dir", begun)
     assert result.exit_code == 0
     assert result.stdout.count("12 samples") == 2
     shard = begun / "extract/heldout/shard-000000.safetensors"
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.write_bytes(content)
-    result = call("verify", "--run-dir", begun)
+    result = call("verify", "--depth", "bytes", "--run-dir", begun)
     assert result.exit_code == 1
     assert "heldout" in result.stderr
     assert "shard-000000" in result.stderr
-    result = call("verify", "--run-dir", begun, "--repair")
+    result = call("verify", "--depth", "bytes", "--run-dir", begun, "--repair")
     assert result.exit_code == 0
     assert "heldout: set aside shard-000000" in result.stdout
     assert shard.with_name(shard.name + ".damaged").exists()

@@ -107,7 +107,7 @@ def test_fp8_halves_the_bytes_and_says_its_error(tmp_path: Path) -> None:
     errors = [
         float((found[:, i].float() - states[:, i].float()).norm() / states[:, i].float().norm()) for i in range(2)
     ]
-    assert store.quantisation_error == pytest.approx(errors, rel=1e-3)
+    assert store.quantisation_error == pytest.approx(errors, rel=1e-2)
     with safe_open(tmp_path / "shard-000000.safetensors", "pt") as file:
         assert (50, 2, 4) == tuple(file.get_slice("hidden_states_scale").get_shape())
         assert torch.float8_e4m3fn == file.get_tensor("hidden_states").dtype

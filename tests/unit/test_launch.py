@@ -26,8 +26,7 @@ class Box:
     content = 3
 
 
-def look(box: Box):
-    assert look.__annotations__ == {"box": Box}  # compiled as it is, not with our own `from __future__`
+def look(box):
     wrapped = hasattr(ReloadableBaseModel.reload_schema, "__wrapped__")
     return [__name__, wrapped, sys.argv, box.content, beside.WHERE, sorted(globals())]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,7 @@ from vllm_compat.errors import ConfigError
 from .config import Config, load_config, preset_names
 from .manifest import STAGES
 from .said import said
-from .store_cli import as_written, store
+from .store_cli import store
 
 __all__ = ["app", "kimi"]
 
@@ -38,6 +39,15 @@ RunDir = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Run although the stage is up to date.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+class Depth(str, Enum):
+    """How far `verify` goes."""
+
+    BYTES = "bytes"
+    TARGET = "target"
+    ENGINE = "engine"
+
 
 _HELP = {
     "prepare": "Conversations to rows: rendered prompt plus the target's own tokens, with a loss mask.",
@@ -128,19 +138,19 @@ def verify(
     overrides: Overrides = None,
     run_dir: RunDir = None,
     *,
+    depth: Annotated[Depth, typer.Option(help="How far to go; each includes those before it.")] = Depth.ENGINE,
+    rows: Annotated[int, typer.Option(min=1, help="Rows compared with target and engine.")] = 16,
     repair: Annotated[bool, typer.Option("--repair", help="Set damaged shards aside for extract to redo.")] = False,
 ) -> None:
-    """Read every byte of the extracted stores and compare checksums."""
-    from .store import Store
-    from .store import repair as set_aside
+    """Check the extracted stores against what was written, against the target's weights, and against vLLM.
 
-    cfg = _load(preset, config, overrides, run_dir)
-    for split in ("train", "heldout"):
-        path = cfg.run_dir / "extract" / split
-        if repair:
-            for sentence in set_aside(path):
-                typer.echo(f"{split}: {sentence}")
-        typer.echo(f"{split}: {as_written(Store(path).verify())}")
+    bytes: every checksum. target: what final states, norm and lm_head say the rows' next tokens are. engine: they must
+    rebuild vLLM's log-probabilities; and states computed in a batch, one by one, in chunks and beside a warm prefix
+    cache must be those stored.
+    """
+    from .verify import verify_run
+
+    verify_run(_load(preset, config, overrides, run_dir), depth, rows, repair=repair, say=typer.echo)
 
 
 @app.command(name="import-speculators")

@@ -60,10 +60,9 @@ def encode(sample: Sample, provenance: Provenance) -> Encoded:
     tensors |= {"final_positions": positions, "final_states": sample.hidden_states[positions.long(), -1]}
     if provenance.dtype != FP8:
         return Encoded(sample.sample_id, {**tensors, "hidden_states": aux.contiguous()})
-    values, scales = fp8.quantise(aux)
-    error = (fp8.dequantise(values, scales, aux.dtype).float() - aux.float()).double().square().sum((0, 2))
-    tensors |= {"hidden_states": values, "hidden_states_scale": scales}
-    return Encoded(sample.sample_id, tensors, error, aux.double().square().sum((0, 2)))
+    made = fp8.quantise(aux)
+    tensors |= {"hidden_states": made.values, "hidden_states_scale": made.scales}
+    return Encoded(sample.sample_id, tensors, made.error, made.power)
 
 
 def decode(sample_id: str, tensors: Mapping[str, torch.Tensor], provenance: Provenance) -> Sample:

@@ -47,6 +47,9 @@ _KEY_NUMBERS = (
     ("train", "loss", "last loss", "nats", "the same, at the end"),
     ("prepare", "tokens", "tokens", "", "prompts and answers of all rows"),
     ("prepare", "loss_tokens", "tokens with loss", "", "the target's own tokens, <|im_end|> included"),
+    ("prepare", "contaminated", "training rows left out", "", "their prompt or answer is in the held-out set"),
+    ("extract", "refused", "rows with NaN states", "", "left out, listed in refused.jsonl"),
+    ("extract", "fp8_relative_error", "error of the states in fp8", "", "relative, per aux boundary"),
     ("prepare", "distinct_bigram_ratio", "distinct bigrams in the answers", "",
      "near 0: the target loops, and acceptance says nothing"),
 )  # fmt: skip
