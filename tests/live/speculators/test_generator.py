@@ -129,8 +129,8 @@ def test_an_empty_prompt_is_refused(generated: Generated, prompts: list[list[int
 
 
 def test_a_prompt_that_vllm_refuses_does_no_harm(generated: Generated, prompts: list[list[int]]) -> None:
-    """A token beyond the vocabulary: vLLM's own error, and the next call is a good one."""
-    with pytest.raises((ValueError, vc.VllmCompatError)):
+    """A token beyond the vocabulary: vLLM's own error, of whatever class, and the next call is a good one."""
+    with pytest.raises(Exception, match="out of vocabulary"):
         generated.generator.generate([prompts[0], [5, 10**6]])
     (result,) = generated.generator.generate(prompts[1:2])
     assert generated.error([result], generated.expected(prompts[1:2])) < TOLERANCE

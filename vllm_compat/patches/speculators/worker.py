@@ -26,9 +26,19 @@ def _extension(theirs: type) -> type:
         def _setup_hidden_states_capture(self, layer_ids: Sequence[int]) -> None:
             runner: Any = self.model_runner  # type: ignore[attr-defined]
             wanted = boundaries(layer_ids)
+            layers = tuple(sorted(set(wanted)))
             keeps = self.rank == 0  # type: ignore[attr-defined]
-            self._recorder = Recorder(runner, tuple(sorted(set(wanted))), way="hooks", speaks=keeps)
-            self._places = [sorted(set(wanted)).index(boundary) for boundary in wanted]
+            recorder = Recorder(runner, layers, way="hooks", speaks=keeps)
+            if recorder.boundaries != layers:
+                recorder.close()
+                raise CaptureError(
+                    "hidden states of a model split over pipeline stages, by this extension",
+                    needed="all layers in one stage",
+                    found=f"boundaries {list(recorder.boundaries)} of {list(layers)} in this one",
+                    advice="use tensor parallelism, or capture_hidden_states, which puts the stages together",
+                )
+            self._recorder = recorder
+            self._places = [layers.index(boundary) for boundary in wanted]
 
         def _set_request_metadata(self, request_metadata: Mapping[str, int]) -> None:
             """Not needed: the runner knows its batch."""
