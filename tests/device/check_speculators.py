@@ -4,39 +4,48 @@
 
 FOLDER is what ``pip install --no-deps --target FOLDER speculators==0.3.0 loguru`` makes: two packages, Python alone,
 with their ``.dist-info``. Needs vLLM, transformers and a GPU; no package index. Where ``datasets`` is installed and
-FOLDER has ``data_generation_offline.py``, the script runs too.
+FOLDER has ``data_generation_offline.py``, the script runs too: ``--only script``. Names: <target>-<runner>, where the
+target is "llama" (which Model Runner V2 serves by default from 0.23 on), "mla" (random, Kimi's real head sizes) or
+"tiny" (the committed one, without MLA).
 
-``--tensor-parallel-size 2`` is for a machine with two: DeepSeek's layers may then run on shards of the tokens, and
+``--tensor-parallel-size 2`` is for a machine with two GPUs: DeepSeek's layers may then run on shards of the tokens, and
 the answer is either right or a refusal.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
-from check_capture import ENVIRONMENT, build_random, prompts  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parent))
+from check_capture import prompts, target_of
+from checks import Check, Checks, machine
 
 #: Neither ascending nor all different, the last layer among them.
 LAYER_IDS = [5, 2, 7, 2]
 MAX_MODEL_LEN = 1024
 
 
-def build_llama(out: Path, tokenizer_from: Path) -> Path:
-    """A random Llama of 8 layers, which Model Runner V2 serves by default from 0.23 on."""
-    import shutil
+def target(given: argparse.Namespace, name: str) -> Path:
+    """The model, made by the first check that needs it."""
+    if name != "llama":
+        return target_of(given, name).resolve()
+    path = Path(given.scratch, "llama")
+    if not (path / "conversations.jsonl").exists():
+        shutil.rmtree(path, ignore_errors=True)
+        build_llama(path, given.model)
+    return path
 
+
+def build_llama(out: Path, tokenizer_from: Path) -> None:
+    """A random Llama of 8 layers."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -45,50 +54,49 @@ def build_llama(out: Path, tokenizer_from: Path) -> Path:
     torch.manual_seed(0)
     config = LlamaConfig(**shape, eos_token_id=2030, pad_token_id=2047, initializer_range=0.04)
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(out)
-    for name in ("tokenizer.json", "tokenizer_config.json", "conversations.jsonl", "chat_template.jinja"):
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "conversations.jsonl"):
         shutil.copy(tokenizer_from / name, out / name)
-    return out
 
 
 def batches(model: Path) -> dict[str, list[list[int]]]:
-    """Name -> prompts: mixed lengths, which a runner may reorder; and more tokens than a step takes."""
+    """Name -> prompts: mixed lengths, which a runner may reorder; more tokens than a step takes; the first again."""
     mixed = prompts(model)
     long = [[(7 * i + at) % 2000 for at in range(900 - 30 * i)] for i in range(20)]
     return {"mixed": mixed, "over the budget": long, "again": mixed[::-1]}
 
 
-def one_runner(model: Path, tensor_parallel_size: int) -> dict[str, Any]:
-    """Everything on the runner that the environment asks for."""
+def generator(given: argparse.Namespace, name: str) -> dict[str, Any]:
+    """What the generator returns, against transformers; an empty prompt, and a call after it."""
     import vllm_compat as vc
 
     assert vc.enable("speculators"), "speculators 0.3 or 0.4 is not installed here"
     from speculators.data_generation import VllmHiddenStatesGenerator
 
-    began = time.monotonic()
-    generator = VllmHiddenStatesGenerator(
-        str(model),
-        layer_ids=LAYER_IDS,
-        max_model_len=MAX_MODEL_LEN,
-        gpu_memory_utilization=0.4,
-        tensor_parallel_size=tensor_parallel_size,
-    )
-    result: dict[str, Any] = {"runner": generator._vllm_compat[1].model_info["runner"]}
-    made = {}
+    model = target(given, name)
+    made: dict[str, list[dict[str, Any]]] = {}
+    result: dict[str, Any] = {}
     try:
-        for name, sent in batches(model).items():
-            made[name] = generator.generate(sent)
+        generator = VllmHiddenStatesGenerator(
+            str(model),
+            layer_ids=LAYER_IDS,
+            max_model_len=MAX_MODEL_LEN,
+            gpu_memory_utilization=0.4,
+            tensor_parallel_size=given.tensor_parallel_size,
+        )
+        result |= {key: generator._vllm_compat[1].model_info[key] for key in ("runner", "way")}
+        for batch, sent in batches(model).items():
+            made[batch] = generator.generate(sent)
         try:
             generator.generate([[5], []])
         except vc.CaptureError as error:
             result["empty prompt"] = str(error)
         result["after it"] = len(generator.generate([[5, 6]]))
+        del generator
     except vc.CaptureError as error:
         result["refused"] = str(error)
-    del generator
-    result["seconds"] = round(time.monotonic() - began, 1)
     reference = Reference(model)
-    for name, results in made.items():
-        result[name] = reference.compare(batches(model)[name], results)
+    for batch, results in made.items():
+        result[batch] = reference.compare(batches(model)[batch], results)
     return result
 
 
@@ -132,88 +140,69 @@ class Reference:
         }
 
 
-def run_script(script: Path, model: Path, environment: dict[str, str]) -> dict[str, Any]:
+def script(given: argparse.Namespace) -> dict[str, Any]:
     """data_generation_offline.py, through ``vllm-compat run``."""
     import torch
 
+    path = given.speculators.resolve() / "data_generation_offline.py"
+    model = target(given, "llama")
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder, "conversations.jsonl")
         with (model / "conversations.jsonl").open(encoding="utf-8") as lines:
-            rows = [
-                json.dumps({"conversations": json.loads(line)["messages"]})
-                for line, _ in zip(lines, range(40), strict=False)
-            ]
-        data.write_text("\n".join(rows) + "\n")
-        command = [sys.executable, "-m", "vllm_compat", "run", "--", sys.executable, str(script)]
+            first = [json.loads(line)["messages"] for line, _ in zip(lines, range(40), strict=False)]
+        data.write_text("".join(json.dumps({"conversations": messages}) + "\n" for messages in first))
+        command = [sys.executable, "-m", "vllm_compat", "run", "--", sys.executable, str(path)]
         command += ["--target-model-path", str(model), "--train-data-path", str(data), "--output-dir", "data"]
         command += ["--seq-length", "1024", "--batch-size", "16", "--tensor-parallel-size", "1"]
         command += ["--num-preprocessing-workers", "1", "--gpu-memory-utilization", "0.4"]
-        if "--max-model-len" in script.read_text(encoding="utf-8"):
+        if "--max-model-len" in path.read_text(encoding="utf-8"):
             command += ["--max-model-len", "1024"]
-        environment = {**environment, "HF_DATASETS_CACHE": str(Path(folder, "cache"))}
-        done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
-        )
-        if done.returncode:
-            return {"error": (done.stdout + done.stderr)[-3000:]}
+        environment = {**os.environ, "HF_DATASETS_CACHE": str(Path(folder, "cache"))}
+        subprocess.run(command, cwd=folder, env=environment, check=True)
         files = sorted(Path(folder, "data").glob("data_*.pt"))
         tokens = sum(len(torch.load(file, weights_only=True)["input_ids"]) for file in files)
         said = json.loads(Path(folder, "data", "vllm_compat.json").read_text())
-        return {"files": len(files), "tokens": tokens, "vllm_compat.json": said}
+        return {"files": len(files), "tokens": tokens, "boundaries": said["boundaries"]}
 
 
-def main() -> None:
-    """Both runners on three targets."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--speculators", type=Path, help="what pip --target made; default: it is installed")
-    parser.add_argument("--tensor-parallel-size", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path("device-speculators.json"))
-    parser.add_argument("--runner", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.runner:
-        print(json.dumps(one_runner(arguments.model, arguments.tensor_parallel_size)))
-        return
-    import torch
-
-    import vllm_compat as vc
-
-    path = [str(arguments.speculators.resolve())] if arguments.speculators else []
-    path += [str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(path)}
-    report: dict[str, Any] = {
-        "vllm": vc.installed().version,
-        "torch": torch.__version__,
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-        "layer_ids": LAYER_IDS,
-        "tensor_parallel_size": arguments.tensor_parallel_size,
+def wrong(checks: dict[str, Any]) -> dict[str, Any]:
+    """Every prompt, of any check, that got rows of another one; there should be none."""
+    found = {
+        f"{name}, {batch}": entry["prompts_with_rows_of_others"]
+        for name, check in checks.items()
+        for batch, entry in check.items()
+        if isinstance(entry, dict) and entry.get("prompts_with_rows_of_others")
     }
+    return {"prompts_with_rows_of_others": found}
+
+
+def main() -> int:
+    first = argparse.ArgumentParser(add_help=False)
+    first.add_argument("--speculators", type=Path, help="what pip --target made; default: it is installed")
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0], parents=[first])
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--scratch", help=argparse.SUPPRESS)
+    checks = Checks(__file__, parser)
+    folder = first.parse_known_args()[0].speculators
+    path = [str(folder.resolve())] if folder else []
+    path += [str(Path(__file__).parents[2].resolve()), *filter(None, [os.environ.get("PYTHONPATH")])]
+    for name in ("llama", "mla", "tiny"):
+        for runner in ("v1", "v2"):
+            environment = {"PYTHONPATH": os.pathsep.join(path), "VLLM_USE_V2_MODEL_RUNNER": str(int(runner == "v2"))}
+            environment |= {"VLLM_MLA_DISABLE": "1"} if name == "tiny" else {}
+            checks.add(f"{name}-{runner}", generator_check(name), limit=120, **environment)
+    checks.add("script", script, limit=150, usual=False, PYTHONPATH=os.pathsep.join(path))
+    if "--scratch" in sys.argv:
+        return checks.main(machine, wrong)
     with tempfile.TemporaryDirectory() as scratch:
-        targets = {
-            "llama": (build_llama(Path(scratch, "llama"), arguments.model), {}),
-            "random-with-mla": (build_random(Path(scratch, "random"), arguments.model), {}),
-            "tiny-kimi-without-mla": (arguments.model.resolve(), {"VLLM_MLA_DISABLE": "1"}),
-        }
-        for name, (model, more) in targets.items():
-            report[name] = {}
-            for runner, flag in {"v1": "0", "v2": "1"}.items():
-                command = [sys.executable, __file__, "--model", str(model), "--runner"]
-                command += ["--tensor-parallel-size", str(arguments.tensor_parallel_size)]
-                variables = {**environment, **more, "VLLM_USE_V2_MODEL_RUNNER": flag}
-                done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=400, check=False)
-                last = (done.stdout.strip().splitlines() or [""])[-1]
-                said = {"error": (done.stdout + done.stderr)[-3000:]} if done.returncode else json.loads(last)
-                report[name][runner] = said
-                # After each part: a machine's time may end before the last one.
-                arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-        script = arguments.speculators and arguments.speculators.resolve() / "data_generation_offline.py"
-        if script and script.is_file() and importlib.util.find_spec("datasets") is not None:
-            report["script"] = run_script(script, targets["llama"][0], environment)
-        else:
-            report["script"] = "not run: it needs datasets, and data_generation_offline.py in the folder"
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
+        sys.argv += ["--scratch", scratch]
+        return checks.main(machine, wrong)
+
+
+def generator_check(name: str) -> Check:
+    return lambda given: generator(given, name)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
