@@ -27,7 +27,7 @@ def speculators(runs: Iterable[Mapping[str, Any]]) -> str:
             counts = numbers["counts"]
             shown = [counts.get("passed", 0), counts.get("failed", 0), counts.get("skipped", 0)]
             figures = [_figure(numbers["figures"], *place) for place in _FIGURES.values()]
-            ids = {"passed": "equal"}.get(str(numbers["tests"].get(_IDS)), "no")
+            ids = {"passed": "equal", "None": ""}.get(str(numbers["tests"].get(_IDS)), "not equal")
             rows.append((run["release"], version, *shown, *figures[:4], ids, *figures[4:], run["commit"]))
     if not rows:
         return "No run yet."
