@@ -43,7 +43,8 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = os.environ.get(SCRIPTS)
     if folder:
         path = Path(folder, VERSION, "data_generation_offline.py")
-        assert path.is_file(), f"{SCRIPTS} names a folder without {path}"
+        if not path.is_file():
+            pytest.skip(f"{SCRIPTS} names a folder without the script of speculators {VERSION}")
         return path
     path = tmp_path_factory.mktemp("scripts") / "data_generation_offline.py"
     try:
