@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +155,41 @@ def test_summary_has_the_numbers(summary: dict[str, Any]) -> None:
     assert summary["extract"]["self_check"]["next_token_agreement"] >= 0.99
     assert 0.9 < summary["vocab"]["coverage"] <= 1
     assert summary["train"]["loss"] < summary["train"]["first_loss"]
+
+
+def test_an_existing_store_is_verified(extracted: Path) -> None:
+    """`kimi verify`: bytes, what final states predict of the target's own answers, and the engine again."""
+    said = kimi("verify", "--run-dir", str(extracted), "--rows", "6")
+    assert said.count("all as written") == 2
+    agreement, mean = re.findall(r"final states: ([\d.]+)% .* mean log p (-[\d.]+)", said)[0]
+    assert float(agreement) > 97  # the target wrote these answers at temperature 0
+    assert float(mean) < 0
+    assert float(re.findall(r"mean \|Δ log p\| ([\d.e-]+)", said)[0]) < 5e-2
+    assert "states computed one by one: differ by 0.00" in said
+    for way in ("in chunks of 64 tokens", "with a warm prefix cache"):
+        # vLLM has neither with MLA on a CPU.
+        assert (f"computed {way}: not here" in said) == CPU_MLA
+
+
+def test_states_that_are_not_the_engine_s_are_found(extracted: Path) -> None:
+    """A final state one layer early, and aux boundaries that were swapped: each is beyond its limit."""
+    from vllm_compat.kimi.config import load_config
+    from vllm_compat.kimi.target import TargetHead
+    from vllm_compat.kimi.target_engine import open_target
+    from vllm_compat.kimi.verify import PARITY, TOLERANCE, difference, logprobs, some
+
+    cfg = load_config(extracted / "config.toml")
+    store = Store(extracted / "extract" / "train")
+    head = TargetHead.load(cfg.target.model).to("cpu", torch.float32)
+    samples = some(store, 3)
+    early = [replace(s, hidden_states=s.hidden_states[:, [0, 1, 2, 2]]) for s in samples]
+    swapped = [replace(s, hidden_states=s.hidden_states[:, [1, 0, 2, 3]]) for s in samples]
+    with open_target(cfg.target, max_num_seqs=4, enable_prefix_caching=False, enforce_eager=True) as loop:
+        limit = TOLERANCE["bfloat16"]
+        right, wrong = (logprobs(loop, which, head, limit)[0].mean() for which in (samples, early))
+        assert right < limit < wrong
+        limit = PARITY["bfloat16"]
+        assert difference(loop, samples, store) < limit < difference(loop, swapped, store)
 
 
 @served
