@@ -126,7 +126,7 @@ def test_layout_on_disk(tmp_path: Path) -> None:
     assert {
         "file": "shard-000000.safetensors",
         "bytes": len(content),
-        "sha256": hashlib.sha256(content[start:]).hexdigest(),
+        "checksum": hashlib.sha256(hashlib.sha256(content[start:]).digest()).hexdigest(),
         "header_sha256": hashlib.sha256(content[:start]).hexdigest(),
         "samples": 3,
         "tokens": sum(lengths),
@@ -135,7 +135,7 @@ def test_layout_on_disk(tmp_path: Path) -> None:
     with safe_open(tmp_path / shard["file"], "pt") as file:
         metadata = file.metadata()
         assert index["provenance"] == json.loads(metadata["provenance"])
-        assert shard["sha256"] == metadata["sha256"]
+        assert shard["checksum"] == metadata["checksum"]
         for i, item in enumerate(json.loads(metadata["samples"])):
             rows = slice(item["start"], item["start"] + item["length"])
             assert sample(i).sample_id == item["id"]
@@ -364,14 +364,22 @@ def test_repair_sets_damaged_shards_aside_and_their_samples_are_made_again(tmp_p
     assert repair(tmp_path) == []
 
 
-def test_the_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/store.md: a sample with safetensors and json alone."""
-    write(tmp_path, 0, 8, shard_bytes=10**6)
+def test_the_examples_of_the_documentation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/store.md: a sample with safetensors and json alone, and the checksum of a shard of several pieces."""
+    where = provenance(hidden_size=4096)
+    generator = torch.Generator().manual_seed(0)
+    states = [torch.randn(300 + i, 4, 4096, generator=generator).bfloat16() for i in range(4)]  # of 9.8 MB
+    with StoreWriter(tmp_path, where, 10**9) as writer:
+        for i, made in enumerate(states):
+            ids = torch.arange(i, i + len(made), dtype=torch.int32)
+            writer.add(Sample(f"conversation-{i}/0", ids, torch.ones(len(made), dtype=torch.uint8), made))
     text = (Path(__file__).parents[2] / "docs" / "store.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     found: dict[str, Any] = {}
-    exec(text.split("```python\n")[1].split("```")[0], found)
-    assert sample(3).sample_id == found["one"]["id"]
-    assert torch.equal(sample(3).token_ids, found["token_ids"])
-    assert torch.equal(sample(3).loss_mask, found["loss_mask"])
-    assert torch.equal(sample(3).hidden_states, found["states"])
+    for block in text.split("```python\n")[1:]:
+        exec(block.split("```")[0], found)
+    assert found["one"]["id"] == "conversation-3/0"
+    assert torch.equal(torch.arange(3, 306, dtype=torch.int32), found["token_ids"])
+    assert torch.equal(states[3], found["states"])
+    assert Store(tmp_path).shards[0].checksum == found["checksum"]
+    assert Store(tmp_path).verify()["samples"] == 4

@@ -8,6 +8,7 @@ import random
 import resource
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -84,7 +85,7 @@ def test_kill_9_at_any_moment_loses_and_doubles_nothing(tmp_path: Path, processe
     assert not list((tmp_path / "store").glob(".tmp-*"))
 
 
-OPERATIONS = ("write", "pwrite", "fsync", "replace", "unlink")
+OPERATIONS = ("pwritev", "pwrite", "fsync", "replace", "unlink")
 
 
 def _killed_process(path: Path, at: int, half: bool) -> None:
@@ -96,8 +97,10 @@ def _killed_process(path: Path, at: int, half: bool) -> None:
             nonlocal counted
             counted += 1
             if counted == at:
-                if half and isinstance(args[1:] and args[1], (bytes, memoryview)):
+                if half and real.__name__ == "pwrite":
                     real(args[0], args[1][: len(args[1]) // 2], *args[2:])
+                if half and real.__name__ == "pwritev":
+                    real(args[0], [args[1][0][: len(args[1][0]) // 2]], *args[2:])
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(*args, **more)
 
@@ -329,6 +332,21 @@ def test_a_file_size_limit_is_an_error_that_keeps_the_buffer(tmp_path: Path) -> 
     check(Store(tmp_path), 20)
 
 
+def test_writes_that_come_short_are_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system may write less than asked: here in the middle of a buffer, at the end of one, or across several."""
+    real = os.pwritev
+
+    def short(fd: int, views: Any, at: int) -> int:
+        whole = b"".join(views)
+        return real(fd, [whole[: random.Random(at).choice((1, 77, len(views[0]), 1000))]], at)
+
+    monkeypatch.setattr(os, "pwritev", short)
+    write(tmp_path, 0, 40, shard_bytes=5000)
+    monkeypatch.undo()
+    Store(tmp_path).verify()
+    check(Store(tmp_path), 40)
+
+
 def test_room_for_a_shard_but_not_for_the_index(tmp_path: Path) -> None:
     """The shard goes again: neither lost nor, at the next try, there twice."""
     write(tmp_path, 0, 60, shard_bytes=1)
@@ -395,16 +413,18 @@ def _on_a_slow_disk(path: Path, said: Connection) -> None:
     import torch
 
     shard_bytes = 16 << 20
-    real = os.write
+    real = os.pwritev
+    disk = threading.Lock()  # one, however many threads write
 
-    def slow(fd: int, piece: Any) -> int:
-        time.sleep(len(piece) / (100 << 20))
-        return real(fd, piece)
+    def slow(fd: int, views: Any, at: int) -> int:
+        with disk:
+            time.sleep(sum(map(len, views)) / (100 << 20))
+            return real(fd, views, at)
 
     wide = provenance(hidden_size=4096)
     states = torch.randn(256, 4, 4096).bfloat16()  # 8 MiB
     ids, mask = torch.zeros(256, dtype=torch.int32), torch.ones(256, dtype=torch.uint8)
-    os.write = slow
+    os.pwritev = slow
     with StoreWriter(path, wide, shard_bytes) as writer:
         writer.add(Sample("first", ids.clone(), mask.clone(), states.clone()))  # what is loaded on first use
         writer.flush()

@@ -2,7 +2,7 @@
 
     shard-000000.safetensors   tensors of all its samples, one after the other; its metadata lists the samples. A shard
                                explains itself: a lost index can be made again. See `shard_file.py`
-    index.json                 format, provenance, and per shard: file, bytes, sha256, header_sha256, samples, tokens
+    index.json                 format, provenance, and per shard: file, bytes, checksum, header_sha256, samples, tokens
     writer.lock                flock'ed while somebody writes
 
 This file holds what reader (`store.py`) and writer (`store_writer.py`) agree on. docs/store.md is for readers without
@@ -63,13 +63,14 @@ class Place(NamedTuple):
 class Shard(NamedTuple):
     """What the index and the shard's own header say.
 
-    sha256: of all bytes after the header. header_sha256: of the header, which holds the former. quantisation: sums of
-    squares per aux boundary, of the error and of the states (`fp8.py`); None unless the store is in fp8.
+    checksum: of all bytes after the header (`shard_file.py`). header_sha256: of the header, which holds the former.
+    quantisation: sums of squares per aux boundary, of the error and of the states (`fp8.py`); None unless the store is
+    in fp8.
     """
 
     file: str
     bytes: int
-    sha256: str
+    checksum: str
     header_sha256: str
     samples: tuple[Place, ...]
     quantisation: dict[str, list[float]] | None = None
