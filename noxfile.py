@@ -137,9 +137,13 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON, name="bench-extract")
 def bench_extract(session: nox.Session) -> None:
-    """Durable extraction beside plain prefill, on the target of the preset tiny: `-- --write` writes it down."""
+    """Durable extraction beside plain prefill, on the target of the preset tiny: `-- --write` writes it down.
+
+    Then the store alone, with states of the real width, beside plain files.
+    """
     env = install(session, NEWEST)
     session.run("python", "matrix/bench_extract.py", *session.posargs, env=env)
+    session.run("python", "matrix/bench_store.py", *({"--write"} & {*session.posargs}), env=env)
 
 
 @nox.session(python=PYTHON)

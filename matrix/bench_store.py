@@ -181,7 +181,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     found = measure(given.folder, given.mib, given.rounds)
-    found = {"cores": os.cpu_count(), "torch": torch.__version__, **found}
+    machine = {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1), "torch": torch.__version__}
+    found = {**machine, **found}
     print(json.dumps(found, indent=1))
     if given.write:
         RESULT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
