@@ -46,7 +46,7 @@ from vllm_compat.values import (
 )
 
 if TYPE_CHECKING:
-    from vllm_compat.capture import CapturedStates, HiddenStatesCapture, capture_hidden_states
+    from vllm_compat.capture import CapturedStates, HiddenStatesCapture, capture_hidden_states, native_capture_args
     from vllm_compat.engine import EngineLoop, LoopObserver
     from vllm_compat.factories.config import make_vllm_config
     from vllm_compat.factories.engine_core_output import make_engine_core_output, make_engine_core_outputs
@@ -156,6 +156,7 @@ __all__ = [
     "make_scheduler_output",
     "make_structured_output_manager",
     "make_vllm_config",
+    "native_capture_args",
     "plain_block_ids",
     "read_block_ids",
     "read_block_pool",
@@ -170,7 +171,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "capture": ("CapturedStates", "HiddenStatesCapture", "capture_hidden_states"),
+    "capture": ("CapturedStates", "HiddenStatesCapture", "capture_hidden_states", "native_capture_args"),
     "engine": ("EngineLoop", "LoopObserver"),
     "factories.config": ("make_vllm_config",),
     "factories.engine_core_output": ("make_engine_core_output", "make_engine_core_outputs"),

@@ -9,7 +9,8 @@ VLLM_USE_V2_MODEL_RUNNER when the configuration is made. Names: <target>-<what>-
 
     states    every boundary, whole, in chunks of 64 and with a warm prefix cache, against transformers
     ways      auxiliary outputs and hooks, bit for bit, prompts and generated tokens
-    native    vLLM's own extraction, bit for bit
+    native    vLLM's own extraction through vllm.LLM, bit for bit
+    way       the same as a way of capturing, generated tokens too (0.24.0 or newer)
     compiled  torch.compile and CUDA graphs: auxiliary outputs against those of eager mode, prompts and generated tokens
     head      serving with the head: the same tokens as without
 """
@@ -262,6 +263,26 @@ def native(given: argparse.Namespace, target: str) -> dict[str, Any]:
     }
 
 
+def extraction(given: argparse.Namespace, target: str) -> dict[str, Any]:
+    """The same through ``way="native"`` of a loop made for it; generated tokens too, and hooks beside it."""
+    import torch
+
+    import vllm_compat as vc
+
+    model = target_of(given, target)
+    sent = prompts(model)
+    params = vc.make_sampling_params(temperature=0.0, max_tokens=4, ignore_eos=True, detokenize=False)
+    folder = Path(given.scratch, f"way-{time.monotonic_ns()}")
+    options = options_of(model, max_num_seqs=1, async_scheduling=False)
+    with vc.EngineLoop(vc.make_vllm_config(**options, **vc.native_capture_args(boundaries(), folder))) as loop:
+        native_states = captured(loop, boundaries(), sent, params, "native")
+        found = [(one.token_ids, one.hidden_states) for one in native_states]
+        hooks = captured(loop, boundaries(), sent, params, "hooks")
+        runner = runner_of(loop)
+    same = sum(ids == b.token_ids and torch.equal(a, b.hidden_states) for (ids, a), b in zip(found, hooks, strict=True))
+    return {"runner": runner, "equal_prompts": f"{same} of {len(sent)}", "files_left": len(list(folder.iterdir()))}
+
+
 def compiled(given: argparse.Namespace, target: str) -> dict[str, Any]:
     """Compiled against eager; whole tokens where both generate the same, and what a compiled loop refuses."""
     import torch
@@ -392,6 +413,7 @@ def main() -> int:
         add("mla", "ways", runner, lambda given: ways(given, "mla"), 80)
     add("mla", "native", "v2", lambda given: native(given, "mla"), 100)
     add("mla", "compiled", "v2", lambda given: compiled(given, "mla"), 150)
+    add("mla", "way", "v2", lambda given: extraction(given, "mla"), 90)
     add("mla", "native", "v1", lambda given: native(given, "mla"), 100, usual=False)
     add("mla", "compiled", "v1", lambda given: compiled(given, "mla"), 150, usual=False)
     for target in ("mla", "tiny"):

@@ -202,7 +202,7 @@ def test_a_way_that_does_not_work_is_refused(loop: Any) -> None:
     """With the reason, and with what works; an unknown one with the names there are. The next capture can begin."""
     with pytest.raises(vc.CaptureError, match=r"boundary 0 is no auxiliary output.*here it would be hooks"):
         vc.capture_hidden_states(loop, (0, 7), way="aux")
-    with pytest.raises(vc.CaptureError, match="one of aux, hooks"):
+    with pytest.raises(vc.CaptureError, match="one of aux, hooks, native"):
         vc.capture_hidden_states(loop, (7,), way="magic")
     vc.capture_hidden_states(loop, (7,)).close()
 

@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.adapters.select import adapter
-from vllm_compat.capture.names import WAYS
+from vllm_compat.capture.names import NATIVE, WAYS
+from vllm_compat.capture.native import FileStates, NativeFiles, native_capture_args
 from vllm_compat.errors import CaptureError
 from vllm_compat.installed import installed
 from vllm_compat.values import FinishedRequest
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-__all__ = ["CapturedStates", "HiddenStatesCapture", "capture_hidden_states"]
+__all__ = ["CapturedStates", "HiddenStatesCapture", "capture_hidden_states", "native_capture_args"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,7 @@ class CapturedStates:
     token_ids: tuple[int, ...]
     layers: tuple[int, ...]
     nbytes: int
-    _parts: tuple[RequestStates, ...] = field(repr=False)
+    _parts: tuple[RequestStates | FileStates, ...] = field(repr=False)
 
     @cached_property
     def hidden_states(self) -> Any:
@@ -78,17 +79,20 @@ def capture_hidden_states(
     states of cached tokens would not be computed. They are recomputed instead, never short. Up to 0.30.0 vLLM cannot
     hold a KV connector back, so that a loop with one that may load is refused.
 
-    Two ways, which agree bit for bit in eager mode; the one taken is in ``way`` of what is returned:
+    Ways, which agree bit for bit in eager mode; the one taken is in ``way`` of what is returned:
 
     - "aux": the model's own auxiliary outputs, vLLM 0.18.0 or newer (DeepSeek's final state: 0.25.0). Works with
       torch.compile and CUDA graphs, if the loop was opened with ``capture_layers``. Not for boundary 0, nor with
       pipeline parallelism.
     - "hooks": Python hooks on the decoder layers. Every release, every boundary, pipeline stages too; eager mode only.
 
+    - "native", only when asked for: vLLM's own extraction into files, 0.24.0 or newer, in a loop that has
+      ``native_capture_args`` among its engine arguments. On a GPU only: vLLM's connector pins memory.
+
     Args:
         loop: A running EngineLoop whose workers carry our worker extension (EngineLoop sees to it).
         layers: Boundary ids between 0 and N; duplicates are merged.
-        way: "aux" or "hooks"; None takes the first that works here.
+        way: "aux", "hooks" or "native"; None takes the first of the former two that works here.
         max_unpopped_bytes: What finished requests may hold until they are popped; default: a quarter of this machine's
             memory. The states of a request beyond it are dropped, and ``pop`` says so.
 
@@ -105,7 +109,7 @@ class HiddenStatesCapture:
 
     Attributes:
         layers: The boundary ids, ascending.
-        way: "aux" or "hooks".
+        way: "aux", "hooks" or "native".
         model_info: Facts of the model: number of layers, hidden size, dtype, runner; the way and why it was taken.
     """
 
@@ -126,16 +130,27 @@ class HiddenStatesCapture:
         _refuse_unknown_way(way)
         _refuse_foreign_extension(loop.vllm_config)
         _refuse_loading_connector(loop)
-        try:
-            answers = loop.call_workers("vllm_compat_capture_start", layers, way)
-        except CaptureError:
-            if not any(isinstance(observer, HiddenStatesCapture) for observer in loop._observers):
-                loop.call_workers("vllm_compat_capture_stop")  # of several ranks some may have begun
-            raise
-        self.model_info: dict[str, Any] = next(answer for answer in answers if answer is not None)
+        self._native = NativeFiles(loop, layers) if way == NATIVE else None
+        if self._native is not None and any(isinstance(observer, HiddenStatesCapture) for observer in loop._observers):
+            raise CaptureError(
+                "a second capture on one model",
+                needed="one at a time",
+                found="a running one",
+                advice="close the first one before",
+            )
+        self.model_info: dict[str, Any] = self._start(way) if self._native is None else self._native.info
         self.way: str = self.model_info["way"]
         _log.info("hidden states at boundaries %s by way of %s (%s)", layers, self.way, self.model_info["why"])
         loop.observe(self)
+
+    def _start(self, way: str | None) -> dict[str, Any]:
+        try:
+            answers = self._loop.call_workers("vllm_compat_capture_start", self.layers, way)
+        except CaptureError:
+            if not any(isinstance(observer, HiddenStatesCapture) for observer in self._loop._observers):
+                self._loop.call_workers("vllm_compat_capture_stop")  # of several ranks some may have begun
+            raise
+        return next(answer for answer in answers if answer is not None)
 
     def on_add(self, request: Any) -> None:
         if request.prompt_token_ids is None:
@@ -146,33 +161,44 @@ class HiddenStatesCapture:
                 advice="run it outside of the capture",
             )
         adapter("request").keep_from_prefix_cache(request)
+        if self._native is not None:
+            self._native.add(request)
         self._tracked.add(request.request_id)
 
     def on_finish(self, finished: FinishedRequest) -> None:
         if finished.request_id not in self._tracked:
-            self._loop.call_workers("vllm_compat_capture_drop", [finished.request_id])
+            self._drop(finished.request_id)
             return
         self._tracked.discard(finished.request_id)
         tokens = finished.prompt_token_ids + finished.token_ids
         if finished.finish_reason == "abort":
             # Whatever was computed before; there is nothing to be complete against.
-            self._loop.call_workers("vllm_compat_capture_drop", [finished.request_id])
+            self._drop(finished.request_id)
             return
         # The last generated token is never fed back to the model.
         fed = tokens[:-1] if finished.token_ids else tokens
         try:
-            answers = self._loop.call_workers("vllm_compat_capture_take", finished.request_id, len(fed))
+            parts = self._take(finished.request_id, fed)
         except CaptureError as error:
             # Told to whoever asks for these states; the step that ended the request was a good one.
             self._incomplete[finished.request_id] = error
             return
-        parts = tuple(sorted((a for a in answers if a is not None), key=lambda part: part.layers))
         nbytes = sum(part.nbytes for part in parts)
         if self._ready_bytes + nbytes > self._max_bytes:
             self._incomplete[finished.request_id] = self._too_many(finished.request_id, nbytes)
             return
         self._ready_bytes += nbytes
         self._ready[finished.request_id] = CapturedStates(finished.request_id, fed, self.layers, nbytes, parts)
+
+    def _take(self, request_id: str, fed: tuple[int, ...]) -> tuple[RequestStates | FileStates, ...]:
+        if self._native is not None:
+            return (self._native.take(request_id, fed),)
+        answers = self._loop.call_workers("vllm_compat_capture_take", request_id, len(fed))
+        return tuple(sorted((answer for answer in answers if answer is not None), key=lambda part: part.layers))
+
+    def _drop(self, request_id: str) -> None:
+        if self._native is None:
+            self._loop.call_workers("vllm_compat_capture_drop", [request_id])
 
     def _too_many(self, request_id: str, nbytes: int) -> CaptureError:
         return CaptureError(
@@ -201,6 +227,9 @@ class HiddenStatesCapture:
                 advice="pop each request once, after the loop yields it",
             ) from None
         self._ready_bytes -= states.nbytes
+        for part in states._parts:
+            if self._native is not None and isinstance(part, FileStates):
+                self._native.see_to(part)
         return states
 
     def close(self) -> None:
@@ -211,7 +240,7 @@ class HiddenStatesCapture:
         self._tracked.clear()
         if self in self._loop._observers:
             self._loop.unobserve(self)
-            if self._loop.executor is not None:
+            if self._loop.executor is not None and self._native is None:
                 self._loop.call_workers("vllm_compat_capture_stop")
 
     def __enter__(self) -> HiddenStatesCapture:
@@ -228,8 +257,9 @@ def _quarter_of_memory() -> int:
 
 
 def _refuse_unknown_way(way: str | None) -> None:
-    if way not in (None, *WAYS):
-        raise CaptureError(f"way={way!r}", needed=f"one of {', '.join(WAYS)}, or None for the first that works here")
+    if way not in (None, NATIVE, *WAYS):
+        names = ", ".join((*WAYS, NATIVE))
+        raise CaptureError(f"way={way!r}", needed=f"one of {names}, or None for the first that works here")
 
 
 def _refuse_foreign_extension(vllm_config: Any) -> None:

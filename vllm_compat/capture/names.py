@@ -4,3 +4,6 @@ from __future__ import annotations
 
 #: In the order in which they are tried.
 WAYS = ("aux", "hooks")
+
+#: Never taken unasked: it needs a loop of its own.
+NATIVE = "native"

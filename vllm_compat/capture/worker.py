@@ -61,6 +61,9 @@ class HiddenStatesWorkerExtension:
         setattr(self, _SLOT, recorder)
         return recorder.info if speaks else None
 
+    def vllm_compat_capture_runner(self) -> str:
+        return type(self.model_runner).__module__  # type: ignore[attr-defined]
+
     @_refuses
     def vllm_compat_capture_take(self, request_id: str, num_tokens: int) -> Any:
         recorder: Recorder = getattr(self, _SLOT)

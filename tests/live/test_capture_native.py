@@ -1,0 +1,55 @@
+"""vLLM's own extraction as a way of capturing, and what it is refused for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from here import RELEASE
+from states import captured_states, open_loop
+
+import vllm_compat as vc
+
+#: Where the CPU runner extracts: the test's connector is written for the form that it has there.
+EXTRACTS = RELEASE >= (0, 31)
+NO_EXTRACTION = "the CPU runner of this release extracts only in parts, or not at all"
+
+
+def arguments(folder: Path, *layers: int) -> dict[str, Any]:
+    """``native_capture_args`` with the connector that works on a CPU."""
+    made = vc.native_capture_args(layers, folder)
+    made["kv_transfer_config"] |= {"kv_connector": "CpuExtraction", "kv_connector_module_path": "cpu_extraction"}
+    return made
+
+
+@pytest.mark.skipif(not EXTRACTS, reason=NO_EXTRACTION)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_native_extraction_agrees_bit_for_bit(
+    dtype: str, tiny_llama: str, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    """With hooks in the same loop; prompts and generated tokens; the files are read and gone."""
+    params = vc.make_sampling_params(temperature=0.0, max_tokens=4, ignore_eos=True)
+    with open_loop(tiny_llama, dtype, async_scheduling=False, **arguments(tmp_path, 2, 5, 7)) as loop:
+        with vc.capture_hidden_states(loop, (2, 7), way="native") as capture:
+            assert "native" == capture.way == capture.model_info["way"]
+            with pytest.raises(vc.CaptureError, match="one at a time"):
+                vc.capture_hidden_states(loop, (2,), way="native")
+            native = [capture.pop(done.request_id) for done in loop.generate(prompts, params)]
+            states = [one.hidden_states for one in native]
+        hooks = captured_states(loop, (2, 7), prompts, params, "hooks")
+    assert len(prompts) == len(native)
+    for ours, theirs, found in zip(hooks, native, states, strict=True):
+        assert (ours.token_ids, ours.layers) == (theirs.token_ids, theirs.layers)
+        assert ours.hidden_states.nbytes == theirs.nbytes
+        assert torch.equal(ours.hidden_states, found)
+    assert not list(tmp_path.iterdir())
+
+
+def test_native_extraction_needs_a_loop_of_its_own(loop: Any) -> None:
+    """The message says what to make; before 0.24.0 that it is not right there."""
+    with pytest.raises(vc.CaptureError, match="native_capture_args") as caught:
+        vc.capture_hidden_states(loop, (2, 7), way="native")
+    reason = "speculative_config is another one" if RELEASE >= (0, 24) else "has no generated tokens, or loses rows"
+    assert reason in caught.value.found
