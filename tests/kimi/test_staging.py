@@ -35,6 +35,16 @@ def test_rows_are_cut_per_request(counts: list[int]) -> None:
             assert rows.owned
 
 
+def test_states_are_converted_on_the_way() -> None:
+    """As a conversion afterwards would, in the same pass; large and small requests."""
+    seen = step(300)
+    plain = Staging(torch.device("cpu")).fetch(seen, [290, 3, 7])
+    converted = Staging(torch.device("cpu"), torch.bfloat16).fetch(seen, [290, 3, 7])
+    for a, b in zip(plain, converted, strict=True):
+        assert torch.bfloat16 == b.arrived().dtype
+        assert torch.equal(a.arrived().to(torch.bfloat16), b.arrived())
+
+
 def test_states_made_in_inference_mode_can_be_used() -> None:
     """vLLM's workers run in it; what comes out is a tensor like any other."""
     with torch.inference_mode():

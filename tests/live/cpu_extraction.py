@@ -1,4 +1,4 @@
-"""vLLM's ExampleHiddenStatesConnector on a CPU: its own copy out of the KV cache, without the pinned memory and streams."""
+"""vLLM's ExampleHiddenStatesConnector on a CPU: its copy out of the KV cache, without pinned memory and streams."""
 
 from __future__ import annotations
 

@@ -228,3 +228,11 @@ def test_what_nobody_pops_is_bounded(loop: Any, prompts: list[list[int]]) -> Non
         capture.pop(second)
         (fourth,) = [done.request_id for done in loop.generate([prompts[0]], params)]
         assert one == capture.pop(fourth).hidden_states.nbytes
+
+
+def test_native_extraction_needs_a_loop_of_its_own(loop: Any) -> None:
+    """The message says what to make; before 0.24.0 that it is not right there."""
+    with pytest.raises(vc.CaptureError, match="native_capture_args") as caught:
+        vc.capture_hidden_states(loop, (2, 7), way="native")
+    reason = "speculative_config is another one" if RELEASE >= (0, 24) else "has no generated tokens, or loses rows"
+    assert reason in caught.value.found

@@ -1,4 +1,4 @@
-"""vLLM's own extraction as a way of capturing, and what it is refused for."""
+"""vLLM's own extraction as a way of capturing."""
 
 from __future__ import annotations
 
@@ -45,11 +45,3 @@ def test_native_extraction_agrees_bit_for_bit(
         assert ours.hidden_states.nbytes == theirs.nbytes
         assert torch.equal(ours.hidden_states, found)
     assert not list(tmp_path.iterdir())
-
-
-def test_native_extraction_needs_a_loop_of_its_own(loop: Any) -> None:
-    """The message says what to make; before 0.24.0 that it is not right there."""
-    with pytest.raises(vc.CaptureError, match="native_capture_args") as caught:
-        vc.capture_hidden_states(loop, (2, 7), way="native")
-    reason = "speculative_config is another one" if RELEASE >= (0, 24) else "has no generated tokens, or loses rows"
-    assert reason in caught.value.found

@@ -51,7 +51,7 @@ class CapturedStates:
 
     @cached_property
     def hidden_states(self) -> Any:
-        """Torch tensor [T, L, H] on the CPU in the model's dtype; row t is the state at token t.
+        """Torch tensor [T, L, H] on the CPU in the model's dtype, or the one asked for; row t is the state at token t.
 
         Waits for the copy from the GPU, which runs beside the next step. Where the loop should go on meanwhile, let
         another thread (a writer's) be the first to ask.
@@ -65,7 +65,12 @@ class CapturedStates:
 
 
 def capture_hidden_states(
-    loop: EngineLoop, layers: Iterable[int], *, way: str | None = None, max_unpopped_bytes: int | None = None
+    loop: EngineLoop,
+    layers: Iterable[int],
+    *,
+    way: str | None = None,
+    dtype: Any = None,
+    max_unpopped_bytes: int | None = None,
 ) -> HiddenStatesCapture:
     """Capture boundaries of every request that is added to ``loop`` from now on.
 
@@ -93,6 +98,7 @@ def capture_hidden_states(
         loop: A running EngineLoop whose workers carry our worker extension (EngineLoop sees to it).
         layers: Boundary ids between 0 and N; duplicates are merged.
         way: "aux", "hooks" or "native"; None takes the first of the former two that works here.
+        dtype: A torch dtype to which states are converted on their way to the CPU; None leaves them in the model's.
         max_unpopped_bytes: What finished requests may hold until they are popped; default: a quarter of this machine's
             memory. The states of a request beyond it are dropped, and ``pop`` says so.
 
@@ -101,7 +107,7 @@ def capture_hidden_states(
             the one asked for, float16 DeepSeek weights (their residual is rescaled inside), a KV connector that cannot
             be held back, a worker extension that is not ours, or a capture already running.
     """
-    return HiddenStatesCapture(loop, tuple(sorted(set(layers))), way, max_unpopped_bytes)
+    return HiddenStatesCapture(loop, tuple(sorted(set(layers))), way, dtype, max_unpopped_bytes)
 
 
 class HiddenStatesCapture:
@@ -118,9 +124,11 @@ class HiddenStatesCapture:
         loop: EngineLoop,
         layers: tuple[int, ...],
         way: str | None = None,
+        dtype: Any = None,
         max_unpopped_bytes: int | None = None,
     ) -> None:
         self._loop = loop
+        self._dtype = dtype
         self._tracked: set[str] = set()
         self._ready: dict[str, CapturedStates] = {}
         self._ready_bytes = 0
@@ -130,7 +138,7 @@ class HiddenStatesCapture:
         _refuse_unknown_way(way)
         _refuse_foreign_extension(loop.vllm_config)
         _refuse_loading_connector(loop)
-        self._native = NativeFiles(loop, layers) if way == NATIVE else None
+        self._native = NativeFiles(loop, layers, dtype) if way == NATIVE else None
         if self._native is not None and any(isinstance(observer, HiddenStatesCapture) for observer in loop._observers):
             raise CaptureError(
                 "a second capture on one model",
@@ -144,8 +152,9 @@ class HiddenStatesCapture:
         loop.observe(self)
 
     def _start(self, way: str | None) -> dict[str, Any]:
+        name = None if self._dtype is None else str(self._dtype).removeprefix("torch.")
         try:
-            answers = self._loop.call_workers("vllm_compat_capture_start", self.layers, way)
+            answers = self._loop.call_workers("vllm_compat_capture_start", self.layers, way, name)
         except CaptureError:
             if not any(isinstance(observer, HiddenStatesCapture) for observer in self._loop._observers):
                 self._loop.call_workers("vllm_compat_capture_stop")  # of several ranks some may have begun

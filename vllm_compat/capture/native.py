@@ -2,7 +2,7 @@
 
 ``speculative_config.method = "extract_hidden_states"`` makes the runner keep the model's auxiliary outputs in the KV
 cache, and ExampleHiddenStatesConnector writes them in the step after a request has finished. Right from 0.24.0 on:
-before, it has prompts only, and 0.22 and 0.23 lose rows of prompts that are chunked or run beside decodes (issue 44485).
+before, it has prompts only, and 0.22 and 0.23 lose rows of prompts that are chunked or beside decodes (issue 44485).
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class FileStates:
     path: Path
     token_ids: tuple[int, ...]
     places: tuple[int, ...]
+    dtype: Any
 
     @property
     def _lock(self) -> Path:
@@ -98,7 +99,7 @@ class FileStates:
             )
         self.path.unlink()
         self._lock.unlink()
-        return found["hidden_states"][:, list(self.places)].contiguous()
+        return found["hidden_states"][:, list(self.places)].to(self.dtype)
 
 
 class NativeFiles:
@@ -107,12 +108,13 @@ class NativeFiles:
     Args:
         loop: A loop whose config has ``native_capture_args``.
         layers: Boundary ids, ascending; any of those that the loop extracts.
+        dtype: Of the states; None for the model's.
 
     Raises:
         CaptureError: a release or a loop that cannot, with the reason.
     """
 
-    def __init__(self, loop: EngineLoop, layers: tuple[int, ...]) -> None:
+    def __init__(self, loop: EngineLoop, layers: tuple[int, ...], dtype: Any) -> None:
         reason = _why_not(loop.vllm_config, layers)
         if reason:
             raise CaptureError(
@@ -127,7 +129,8 @@ class NativeFiles:
         self._layers = layers
         self._folder = Path(loop.vllm_config.kv_transfer_config.kv_connector_extra_config["shared_storage_path"])
         model = loop.vllm_config.model_config
-        self._row = model.get_hidden_size() * model.dtype.itemsize * len(layers)
+        self._dtype = dtype or model.dtype
+        self._row = model.get_hidden_size() * self._dtype.itemsize * len(layers)
         self.info = {
             "num_hidden_layers": model.hf_text_config.num_hidden_layers,
             "hidden_size": model.get_hidden_size(),
@@ -144,7 +147,7 @@ class NativeFiles:
     def take(self, request_id: str, token_ids: tuple[int, ...]) -> FileStates:
         """The states of a request that has just finished; its file comes with the next step."""
         path = self._folder / f"{request_id}.safetensors"
-        return FileStates(self._layers, self._row * len(token_ids), path, token_ids, self._places)
+        return FileStates(self._layers, self._row * len(token_ids), path, token_ids, self._places, self._dtype)
 
     def see_to(self, states: FileStates) -> None:
         """Run the step in which vLLM writes, if it is still to come."""

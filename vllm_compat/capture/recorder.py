@@ -77,12 +77,15 @@ class Recorder:
         layers: Boundary ids, ascending.
         way: "aux", "hooks", or None for the first that works.
         speaks: Whether this rank records; of the ranks of one pipeline stage one does.
+        dtype: Name of a torch dtype to which states are converted; None leaves them in the model's.
 
     Raises:
         CaptureError: see ``capture_hidden_states``; nothing is hooked then.
     """
 
-    def __init__(self, runner: Any, layers: tuple[int, ...], way: str | None, speaks: bool) -> None:
+    def __init__(
+        self, runner: Any, layers: tuple[int, ...], way: str | None, speaks: bool, dtype: str | None = None
+    ) -> None:
         self._runner = runner
         self._batches = adapter("scheduler_output")
         self._rows = adapter("batch_rows")
@@ -100,7 +103,7 @@ class Recorder:
         if self.keeps or chosen.name == "aux":
             self._source = source_of(chosen, runner, decoder, layers, self.boundaries)
         if self.keeps:
-            self._staging = Staging(torch.device(runner.device))
+            self._staging = Staging(torch.device(runner.device), None if dtype is None else getattr(torch, dtype))
             self._handle = wrapt.wrap_function_wrapper(runner, "execute_model", self._execute_model)
 
     # -- while the model runs ---------------------------------------------------------------------------------------

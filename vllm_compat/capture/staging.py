@@ -79,9 +79,14 @@ class Staging:
     pass, or by whoever asks for them first. Pinned memory comes from PyTorch's caching host allocator, which reuses a
     block when its tensor is gone and the copy into it done: in steady state nothing is allocated, and what is held is
     what nobody has popped yet.
+
+    Args:
+        device: Where the rows are.
+        dtype: What they are converted to on the way; None leaves them as they are.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype | None = None) -> None:
+        self._dtype = dtype
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._last: _Copy | None = None
         self._on_their_way: deque[_Copy] = deque()
@@ -99,7 +104,7 @@ class Staging:
         with torch.inference_mode(False), torch.no_grad():
             if self._stream is None:
                 return self._split([boundary[:total].cpu() for boundary in seen], counts)
-            return self._stage(torch.stack([boundary[:total] for boundary in seen], dim=1), counts)
+            return self._stage(self._stacked(seen, 0, total), counts)
 
     def launch(self) -> None:
         """Start the copies of the last step. Call it when the device has work, and nothing to hand over soon."""
@@ -111,12 +116,20 @@ class Staging:
         self._on_their_way.append(self._last)
         self._last = None
 
+    def _stacked(self, seen: Sequence[torch.Tensor], start: int, count: int) -> torch.Tensor:
+        """[count, L, H] of rows from ``start`` on, converted in the same pass."""
+        first = seen[0]
+        made = torch.empty((count, len(seen), *first.shape[1:]), dtype=self._dtype or first.dtype, device=first.device)
+        for index, boundary in enumerate(seen):
+            made[:, index].copy_(boundary[start : start + count])
+        return made
+
     def _split(self, seen: Sequence[torch.Tensor], counts: Sequence[int]) -> list[Rows]:
         """On the CPU: a copy per request, or one for many small ones."""
-        row = sum(boundary[:1].nbytes for boundary in seen)
+        row = len(seen) * seen[0][:1].nbytes
         made: list[Rows] = []
         for start, group in _groups(counts, row):
-            stacked = torch.stack([boundary[start : start + sum(group)] for boundary in seen], dim=1)
+            stacked = self._stacked(seen, start, sum(group))
             made += [Rows(part, owned=len(group) == 1) for part in stacked.split(group)]
         return made
 

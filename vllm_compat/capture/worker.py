@@ -47,7 +47,9 @@ class HiddenStatesWorkerExtension:
         prepare(runner, decoder_of(runner.get_model()), tuple(layers))
 
     @_refuses
-    def vllm_compat_capture_start(self, layers: Sequence[int], way: str | None) -> dict[str, Any] | None:
+    def vllm_compat_capture_start(
+        self, layers: Sequence[int], way: str | None, dtype: str | None
+    ) -> dict[str, Any] | None:
         if getattr(self, _SLOT, None) is not None:
             raise CaptureError(
                 "a second capture on one model",
@@ -57,7 +59,7 @@ class HiddenStatesWorkerExtension:
             )
         runner: Any = self.model_runner  # type: ignore[attr-defined]
         speaks = self.rank % self.parallel_config.tensor_parallel_size == 0  # type: ignore[attr-defined]
-        recorder = Recorder(runner, tuple(layers), way, speaks)
+        recorder = Recorder(runner, tuple(layers), way, speaks, dtype)
         setattr(self, _SLOT, recorder)
         return recorder.info if speaks else None
 

@@ -125,7 +125,7 @@ def extract_rows(
 
     Returns the tokens of this call, its seconds until the index is published, and what a crash had left.
     """
-    with capture_hidden_states(loop, layers) as capture:
+    with capture_hidden_states(loop, layers, dtype=dtype) as capture:
         provenance = provenance_of(cfg, capture.model_info, layers, sha256_file(rows_path))
         answers = AnswerStates(folder_of(cfg), provenance)
         began = time.monotonic()

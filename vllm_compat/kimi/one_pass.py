@@ -150,7 +150,7 @@ def open_one_pass(cfg: Config, stops: Iterable[int], params_of: Any, progress: P
         enable_prefix_caching=False,
         enforce_eager=True,
     )
-    with loop, capture_hidden_states(loop, layers) as capture:
+    with loop, capture_hidden_states(loop, layers, dtype=DTYPES[cfg.extract.dtype]) as capture:
         ends = frozenset(stops) | _ends_of(loop)
         provenance = provenance_of(cfg, capture.model_info, layers, _ROWS, **_whole(cfg.extract.dtype))
         store = StoreWriter(folder_of(cfg), provenance, cfg.extract.shard_mb << 20)
