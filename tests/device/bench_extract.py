@@ -73,7 +73,7 @@ KIMI = {
     "torch_dtype": "bfloat16",
 }
 SHAPES = {
-    "kimi": {"config": KIMI, "layers": (2, 3, 4, 6), "prompts": 768, "length": 512, "batch": 16384},
+    "kimi": {"config": KIMI, "prompts": 768, "length": 512, "batch": 16384},
     "tiny": {
         "config": {
             **KIMI,
@@ -88,7 +88,6 @@ SHAPES = {
             "q_lora_rank": 64,
             "qk_nope_head_dim": 64,
         },
-        "layers": (2, 3, 4, 6),
         "prompts": 16,
         "length": 64,
         "batch": 512,
@@ -200,7 +199,15 @@ def store(folder: Path) -> Iterator[Sink]:
         sink.close()
 
 
-LAYERS: tuple[int, ...] = ()
+#: What is captured, the final state (boundary 6) among it.
+LAYERS = (2, 3, 4, 6)
+
+
+def given_by_the_model() -> tuple[int, ...]:
+    """As many boundaries, which DeepSeek's models return themselves: before 0.25.0 the final one is not among them."""
+    import vllm_compat as vc
+
+    return LAYERS if (vc.installed().release or (9,)) >= (0, 25) else (2, 3, 4, 5)
 
 
 # -- engines ---------------------------------------------------------------------------------------------------------
@@ -248,11 +255,9 @@ def place(given: argparse.Namespace) -> Path:
 
 def our_engine(given: argparse.Namespace, kinds: tuple[str, ...], *, eager: bool, prepared: bool) -> dict[str, Any]:
     """Rates of one EngineLoop, the kinds in turn."""
-    global LAYERS
     import vllm_compat as vc
 
     shape: Any = SHAPES[given.shape]
-    LAYERS = shape["layers"]
     params = vc.make_sampling_params(temperature=0.0, max_tokens=1, detokenize=False)
     prompts = prompts_of(given)
     tokens = sum(map(len, prompts))
@@ -263,7 +268,7 @@ def our_engine(given: argparse.Namespace, kinds: tuple[str, ...], *, eager: bool
             options["compilation_config"] = {"cudagraph_capture_sizes": [1, 8, 64]}
         config = vc.make_vllm_config(**options, async_scheduling=False)
         began = time.monotonic()
-        with vc.EngineLoop(config, capture_layers=LAYERS if prepared else ()) as loop:
+        with vc.EngineLoop(config, capture_layers=given_by_the_model() if prepared else ()) as loop:
             started = time.monotonic() - began
             rates: dict[str, list[float]] = {kind: [] for kind in kinds}
             ways = {}
@@ -302,7 +307,9 @@ def run_once(loop: Any, kind: str, prompts: list[list[int]], params: Any, folder
         return "plain", time.perf_counter()
     way = kind if kind in ("aux", "hooks") else None
     into = {"files": files, "store": store}.get(kind, discarding)
-    with vc.capture_hidden_states(loop, LAYERS, way=way) as capture, into(folder) as sink:
+    # The store wants the final state, whatever way gives it.
+    layers = LAYERS if kind == "store" else given_by_the_model()
+    with vc.capture_hidden_states(loop, layers, way=way) as capture, into(folder) as sink:
         for index, done in enumerate(loop.generate(prompts, params)):
             sink.add(index, capture.pop(done.request_id))
         ended = time.perf_counter()
@@ -331,7 +338,7 @@ def vllm_engine(given: argparse.Namespace, *, extract: bool) -> dict[str, Any]:
         options: dict[str, Any] = {**arguments_of(given, model_at(given, Path(scratch))), "enforce_eager": True}
         out = Path(scratch, "out")
         if extract:
-            ids = {"eagle_aux_hidden_state_layer_ids": list(shape["layers"])}
+            ids = {"eagle_aux_hidden_state_layer_ids": list(given_by_the_model())}
             options["speculative_config"] = {
                 "method": "extract_hidden_states",
                 "num_speculative_tokens": 1,
@@ -369,7 +376,7 @@ def vllm_engine(given: argparse.Namespace, *, extract: bool) -> dict[str, Any]:
 
 def wait_for(paths: list[Path], shape: Any) -> None:
     """Until every file has all its bytes."""
-    least = shape["length"] * len(shape["layers"]) * shape["config"]["hidden_size"] * 2
+    least = shape["length"] * len(LAYERS) * shape["config"]["hidden_size"] * 2
     until = time.monotonic() + 30
     while not all(path.exists() and path.stat().st_size >= least for path in paths):
         if time.monotonic() > until:
@@ -407,7 +414,7 @@ def ceilings(given: argparse.Namespace) -> dict[str, Any]:
         for threads in (1, THREADS):
             made[f"files_{threads}_threads_GB_s"] = round(write_rate(Path(scratch), host, threads), 2)
     shape: Any = SHAPES[given.shape]
-    return {**made, "bytes_per_token": len(shape["layers"]) * shape["config"]["hidden_size"] * 2}
+    return {**made, "bytes_per_token": len(LAYERS) * shape["config"]["hidden_size"] * 2}
 
 
 def write_rate(folder: Path, data: Any, threads: int) -> float:
