@@ -257,7 +257,6 @@ def our_engine(given: argparse.Namespace, kinds: tuple[str, ...], *, eager: bool
     """Rates of one EngineLoop, the kinds in turn."""
     import vllm_compat as vc
 
-    shape: Any = SHAPES[given.shape]
     params = vc.make_sampling_params(temperature=0.0, max_tokens=1, detokenize=False)
     prompts = prompts_of(given)
     tokens = sum(map(len, prompts))
