@@ -277,10 +277,11 @@ def extraction(given: argparse.Namespace, target: str) -> dict[str, Any]:
     with vc.EngineLoop(vc.make_vllm_config(**options, **vc.native_capture_args(boundaries(), folder))) as loop:
         native_states = captured(loop, boundaries(), sent, params, "native")
         found = [(one.token_ids, one.hidden_states) for one in native_states]
+        left = len(list(folder.iterdir()))
         hooks = captured(loop, boundaries(), sent, params, "hooks")
         runner = runner_of(loop)
     same = sum(ids == b.token_ids and torch.equal(a, b.hidden_states) for (ids, a), b in zip(found, hooks, strict=True))
-    return {"runner": runner, "equal_prompts": f"{same} of {len(sent)}", "files_left": len(list(folder.iterdir()))}
+    return {"runner": runner, "equal_prompts": f"{same} of {len(sent)}", "files_left": left}
 
 
 def compiled(given: argparse.Namespace, target: str) -> dict[str, Any]:

@@ -38,10 +38,10 @@ def test_native_extraction_agrees_bit_for_bit(
                 vc.capture_hidden_states(loop, (2,), way="native")
             native = [capture.pop(done.request_id) for done in loop.generate(prompts, params)]
             states = [one.hidden_states for one in native]
+        assert not list(tmp_path.iterdir())
         hooks = captured_states(loop, (2, 7), prompts, params, "hooks")
     assert len(prompts) == len(native)
     for ours, theirs, found in zip(hooks, native, states, strict=True):
         assert (ours.token_ids, ours.layers) == (theirs.token_ids, theirs.layers)
         assert ours.hidden_states.nbytes == theirs.nbytes
         assert torch.equal(ours.hidden_states, found)
-    assert not list(tmp_path.iterdir())
