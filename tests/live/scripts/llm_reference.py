@@ -17,13 +17,36 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from here import lora_names, structured_outputs
 
 
-def run(case: dict[str, Any]) -> Any:
+class Engines:
+    """One LLM at a time, kept for the next case when that wants the same, with nothing cached."""
+
+    def __init__(self) -> None:
+        self._options: dict[str, Any] | None = None
+        self._llm: Any = None
+
+    def get(self, options: dict[str, Any]) -> Any:
+        from vllm import LLM
+
+        if self._llm is not None and options == self._options:
+            self._llm.reset_prefix_cache()
+        else:
+            self.close()
+            self._llm, self._options = LLM(**options), options
+        return self._llm
+
+    def close(self) -> None:
+        if self._llm is not None:
+            self._llm.llm_engine.engine_core.shutdown()
+        self._llm = None
+
+
+def run(case: dict[str, Any], engines: Engines) -> Any:
     """[token ids, finish reason, cached tokens] of every prompt."""
-    from vllm import LLM, SamplingParams
+    from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
     from vllm.lora.request import LoRARequest
 
-    llm = LLM(**case["engine"])
+    llm = engines.get(case["engine"])
     try:
         prompts = [TokensPrompt(prompt_token_ids=ids) for ids in case["prompts"]]
         params = []
@@ -36,13 +59,14 @@ def run(case: dict[str, Any]) -> Any:
         return [[list(o.outputs[0].token_ids), o.outputs[0].finish_reason, o.num_cached_tokens] for o in outputs]
     except Exception as error:
         traceback.print_exc()
+        engines.close()
         return f"{type(error).__name__}: {error}"
-    finally:
-        llm.llm_engine.engine_core.shutdown()
 
 
 def main(path: str) -> None:
-    results = [run(case) for case in json.loads(Path(path).read_text())]
+    engines = Engines()
+    results = [run(case, engines) for case in json.loads(Path(path).read_text())]
+    engines.close()
     print(json.dumps({"results": results}))
 
 
