@@ -154,7 +154,7 @@ def identities(model: Path, random: Path, wide: Path, scratch: Path) -> dict[str
     import torch
 
     sent = prompts(model)
-    common = {"dtype": "bfloat16", "max_model_len": 1024, "max_num_seqs": 8, "gpu_memory_utilization": 0.5}
+    common = {"dtype": "bfloat16", "max_model_len": 1024, "max_num_seqs": 8, "gpu_memory_utilization": 0.4}
     # In step with the loop, which does not schedule ahead.
     common |= {"async_scheduling": False, "enable_prefix_caching": False, "skip_tokenizer_init": True}
     small = {**common, "model": str(random)}
