@@ -97,8 +97,8 @@ def main(arguments: list[str]) -> int:
     """Measure, print, and write when asked to."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--write", action="store_true", help="write the result into matrix/results/extraction")
-    parser.add_argument("--rows", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rows", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args(arguments)
     here = installed()
     began = datetime.now(timezone.utc).isoformat()
