@@ -37,7 +37,9 @@ def relative_error(states: torch.Tensor, reference: torch.Tensor) -> torch.Tenso
     return (states - reference).norm(dim=(0, 2)) / reference.norm(dim=(0, 2))
 
 
-def open_loop(model: str, dtype: str = "float32", num_blocks: int | None = None, **options: Any) -> vc.EngineLoop:
+def open_loop(
+    model: str, dtype: str = "float32", num_blocks: int | None = None, capture_layers: Any = (), **options: Any
+) -> vc.EngineLoop:
     arguments = {
         "model": model,
         "dtype": dtype,
@@ -48,7 +50,7 @@ def open_loop(model: str, dtype: str = "float32", num_blocks: int | None = None,
         **({} if options.keys() & {"tensor_parallel_size", "pipeline_parallel_size"} else IN_PROCESS),
         **options,
     }
-    return vc.EngineLoop(vc.make_vllm_config(**arguments), num_blocks=num_blocks)
+    return vc.EngineLoop(vc.make_vllm_config(**arguments), num_blocks=num_blocks, capture_layers=capture_layers)
 
 
 def captured_states(loop: Any, layers: Any, prompts: Any, params: Any, way: str | None = None) -> list[Any]:

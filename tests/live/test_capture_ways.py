@@ -62,10 +62,9 @@ def test_layers_named_when_the_loop_is_opened(tiny_llama: str, prompts: list[lis
     with open_loop(tiny_llama) as loop:
         plain = [done.token_ids for done in loop.generate(prompts[:4], params)]
         (whole,) = captured_states(loop, (2, 5, 7), prompts[:1], params)
-    config = loop.vllm_config
-    with vc.EngineLoop(config, capture_layers=(7, 2, 5)) as loop:
+    with open_loop(tiny_llama, capture_layers=(7, 2, 5)) as loop:
         assert (2, 5, 7) == loop.capture_layers
-        assert [2, 5, 7] == config.additional_config["vllm_compat_capture_layers"]
+        assert [2, 5, 7] == loop.vllm_config.additional_config["vllm_compat_capture_layers"]
         for _ in range(2):
             (some,) = captured_states(loop, (2, 7), prompts[:1], params, "aux")
             assert torch.equal(whole.hidden_states[:, [0, 2]], some.hidden_states)
@@ -102,6 +101,7 @@ class StageExtension(HiddenStatesWorkerExtension):
             runner.intermediate_tensors = model.make_empty_intermediate_tensors(**options)
 
 
+@pytest.mark.skipif(RELEASE < (0, 29), reason="pipeline stages of older CPU builds were not tried")
 def test_pipeline_stages_give_their_boundaries(
     tiny_kimi: str, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

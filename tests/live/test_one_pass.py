@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from here import CPU_MLA, IN_PROCESS
+from here import CPU_MLA, IN_PROCESS, RELEASE
 from states import relative_error
 
 from vllm_compat.kimi.config import load_config
@@ -15,6 +15,10 @@ from vllm_compat.kimi.prepare import prepare_stage
 from vllm_compat.kimi.progress import NullProgress
 from vllm_compat.kimi.rows import read_rows
 from vllm_compat.kimi.store import Store
+
+pytestmark = pytest.mark.skipif(
+    RELEASE < (0, 14), reason="DeepSeek's models are off in these CPU builds (deviations.toml); not tried"
+)
 
 
 @pytest.fixture
@@ -43,13 +47,11 @@ def rows(folder: Path) -> dict[str, Any]:
     return {r.row_id: r for split in ("train", "heldout") for r in read_rows(folder / "prepare" / f"{split}.parquet")}
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_one_pass_equals_two(run: Any, temperature: float) -> None:
+def test_one_pass_equals_two(run: Any) -> None:
     """The same answers, those cut by length and those of several turns too; no row is prefilled a second time."""
-    setting = f"prepare.temperature={temperature}"
-    two, metrics = run("two", setting)
+    two, metrics = run("two")
     assert 0 == metrics["rows_captured_with_their_answer"]
-    one, metrics = run("one", setting, "prepare.one_pass=true")
+    one, metrics = run("one", "prepare.one_pass=true")
     expected, found = rows(two), rows(one)
     assert expected == found
     assert any(row.turn > 0 for row in found.values())
