@@ -4,9 +4,9 @@
 
 Written: samples of the real shape (4 boundaries of 7168 values in bfloat16) through the store, durably (fsync); the
 same bytes by safetensors' own `save_file` and an fsync; the same bytes by plain writes and an fsync. Read: every sample
-in shuffled order through the data set, beside plain reads of the same files. Each is done `--rounds` times, in turn, so
-that a disk that speeds up or slows down favours none; the medians count. The page cache is dropped by posix_fadvise
-before a read, as far as the file system honours it.
+in shuffled order through the data set, beside plain reads of the same files. Each is done `--rounds` times in turn, and
+each round begins with another, so that a disk that speeds up or slows down favours none; the medians count. The page
+cache is dropped by posix_fadvise before a read, as far as the file system honours it.
 """
 
 from __future__ import annotations
@@ -151,16 +151,19 @@ def measure(parent: Path, mib: int, rounds: int) -> dict[str, Any]:
     rates: dict[str, list[float]] = {f"write: {name}": [] for name in writers}
     readers = {"store": read_store, "raw": read_raw}
     rates |= {f"read: {name}": [] for name in readers}
-    for _ in range(rounds):
+    with fresh(parent) as folder:
+        write_raw(folder / "warm", samples)  # memory that the page cache touches for the first time is slow
+    for round_ in range(rounds):
+        names = [*writers, *writers][round_ % len(writers) :][: len(writers)]
         with fresh(parent) as folder:
-            for number, (name, write) in enumerate(writers.items()):
-                place = folder / str(number)
-                rates[f"write: {name}"].append(timed(lambda write=write, place=place: write(place), size))  # type: ignore[misc]
+            for name in names:
+                place = folder / name.replace(",", "")
+                rates[f"write: {name}"].append(timed(lambda name=name, place=place: writers[name](place), size))  # type: ignore[misc]
                 if name != "store":
                     shutil.rmtree(place)
             for name, read in readers.items():
-                drop_cache(folder / "0")
-                rates[f"read: {name}"].append(timed(lambda read=read: read(folder / "0"), size))  # type: ignore[misc]
+                drop_cache(folder / "store")
+                rates[f"read: {name}"].append(timed(lambda read=read: read(folder / "store"), size))  # type: ignore[misc]
     median = {name: round(statistics.median(values), 1) for name, values in rates.items()}
     written, plain, raw = (median[f"write: {name}"] for name in ("store", "safetensors", "raw"))
     return {
@@ -177,7 +180,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--mib", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     found = measure(given.folder, given.mib, given.rounds)
