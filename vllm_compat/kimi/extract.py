@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vllm_compat import CapturedStates, DataError, EngineLoop, capture_hidden_states, make_sampling_params
+from vllm_compat import DataError, EngineLoop, capture_hidden_states
 
 from .background import Background
 from .files import sha256_file
 from .one_pass import AnswerStates, folder_of
 from .progress import Progress
 from .provenance import provenance_of, room_for
+from .row_states import States, prefill_params, sample_of, states_of_rows
 from .rows import SPLITS, Row, count_rows, read_rows
 from .selfcheck import ROWS, self_check
 from .settings import Config, aux_layers
-from .shards import DTYPES, Sample
+from .shards import DTYPES
 from .store import Store, StoreWriter
-from .target import TargetHead
+from .target import TargetHead, load_text_config
 from .target_engine import open_target
 
 #: A cached token leaves no hidden state, and compiled code calls no hooks.
@@ -35,27 +36,28 @@ def extract_stage(cfg: Config, progress: Progress) -> dict[str, Any]:
     Returns the metrics: tokens and tokens per second of durable extraction, plain prefill on the same engine, their
     ratio, and the self-check.
     """
-    head = TargetHead.load(cfg.target.model).to("cpu", torch.float32)
-    num_layers = int(head.config["num_hidden_layers"])
+    num_layers = int(load_text_config(cfg.target.model)["num_hidden_layers"])
     layers = (*aux_layers(cfg.extract.layers, num_layers), num_layers)
     paths = {split: cfg.run_dir / "prepare" / f"{split}.parquet" for split in SPLITS}
     _check_lengths(paths, cfg.target.max_model_len)
-    dtype = DTYPES[cfg.extract.dtype]
-    with open_target(
-        cfg.target,
-        max_num_seqs=cfg.extract.max_num_seqs,
-        max_num_batched_tokens=cfg.extract.max_num_batched_tokens,
-        **ENGINE_ARGS,
-    ) as loop:
-        # Whatever is compiled or allocated on first use is not part of any rate.
-        check = None
-        if cfg.extract.self_check:
-            check = self_check(loop, spread(paths["train"], ROWS), head, layers, dtype).to_json()
-        # Before and again after, so that a machine that speeds up or slows down favours neither.
-        sample = spread(paths["train"], cfg.extract.baseline_rows)
-        plain = [plain_prefill(loop, sample)]
-        done = {split: extract_rows(cfg, loop, paths[split], layers, dtype, progress, split) for split in SPLITS}
-        plain.append(plain_prefill(loop, sample))
+    # Whatever is compiled or allocated on first use is not part of any rate, so the check comes first. Plain prefill is
+    # timed before and again after, so that a machine that speeds up or slows down favours neither.
+    checked = spread(paths["train"], ROWS) if cfg.extract.self_check else []
+    sample = spread(paths["train"], cfg.extract.baseline_rows)
+    if cfg.extract.replicas > 1 or cfg.extract.ray_address:
+        from .replicas import Team
+
+        with Team(cfg, layers) as team:
+            check = team.self_check(checked) if checked else None
+            plain = team.measure(sample)
+            done = {split: team.fill(split, paths[split], progress) for split in SPLITS}
+            plain += team.measure(sample)
+    else:
+        with open_engine(cfg) as loop:
+            check = check_engine(cfg, loop, layers, checked) if checked else None
+            plain = [plain_prefill(loop, sample)]
+            done = {split: extract_rows(cfg, loop, paths[split], layers, progress, split) for split in SPLITS}
+            plain.append(plain_prefill(loop, sample))
     plain_rate = sum(tokens for tokens, _ in plain) / sum(seconds for _, seconds in plain) if sample else None
     seconds = sum(d["seconds"] for d in done.values())
     tokens = sum(d["tokens"] for d in done.values())
@@ -100,14 +102,26 @@ def spread(path: Path, count: int) -> list[Row]:
     return list(islice(read_rows(path), 0, None, stride))[:count]
 
 
-def _params() -> Any:
-    return make_sampling_params(temperature=0.0, max_tokens=1, detokenize=False)
+def open_engine(cfg: Config) -> EngineLoop:
+    """The engine that extracts."""
+    return open_target(
+        cfg.target,
+        max_num_seqs=cfg.extract.max_num_seqs,
+        max_num_batched_tokens=cfg.extract.max_num_batched_tokens,
+        **ENGINE_ARGS,
+    )
+
+
+def check_engine(cfg: Config, loop: EngineLoop, layers: tuple[int, ...], rows: Sequence[Row]) -> dict[str, Any]:
+    """The self-check on some rows, see ``selfcheck``; it raises when it fails."""
+    head = TargetHead.load(cfg.target.model).to("cpu", torch.float32)
+    return self_check(loop, rows, head, layers, DTYPES[cfg.extract.dtype]).to_json()
 
 
 def plain_prefill(loop: EngineLoop, rows: Sequence[Row]) -> tuple[int, float]:
     """(tokens, seconds) of the same engine on rows of the same kind, capturing nothing."""
     began = time.monotonic()
-    for _ in loop.generate([row.input_ids for row in rows], _params()):
+    for _ in loop.generate([row.input_ids for row in rows], prefill_params()):
         pass
     return sum(len(row.input_ids) for row in rows), time.monotonic() - began
 
@@ -117,7 +131,6 @@ def extract_rows(
     loop: EngineLoop,
     rows_path: Path,
     layers: tuple[int, ...],
-    dtype: torch.dtype,
     progress: Progress,
     split: str,
 ) -> dict[str, Any]:
@@ -127,53 +140,24 @@ def extract_rows(
     """
     with capture_hidden_states(loop, layers, dtype=dtype) as capture:
         provenance = provenance_of(cfg, capture.model_info, layers, sha256_file(rows_path))
-        answers = AnswerStates(folder_of(cfg), provenance)
+        answers, dtype = AnswerStates(folder_of(cfg), provenance), DTYPES[provenance.dtype]
         began = time.monotonic()
-        tokens = answered = 0
         store = StoreWriter(
             cfg.run_dir / "extract" / split, provenance, cfg.extract.shard_mb << 20, cfg.extract.max_bad_rows
         )
-
-        def add(item: tuple[Row, torch.Tensor | CapturedStates]) -> None:
-            row, found = item
-            states = found.hidden_states if isinstance(found, CapturedStates) else found
-            ids = torch.tensor(row.input_ids, dtype=torch.int32)
-            mask = torch.tensor(row.loss_mask, dtype=torch.uint8)
-            store.add(Sample(row.row_id, ids, mask, states.to(dtype)))
-
         bar_of = progress.task(f"extracting {split}", total=count_rows(rows_path))
-        with store, Background(add, room_for(cfg, loop, provenance)) as feeder, bar_of as bar:
+        feeder_of = Background[tuple[Row, States]](
+            lambda item: store.add(sample_of(*item, dtype)), room_for(cfg, loop, provenance)
+        )
+        with store, feeder_of as feeder, bar_of as bar:
             bar.advance(len(store.done))
-            waiting: list[Row] = []
 
-            def prompts() -> Iterator[list[int]]:
-                nonlocal answered
-                for row in read_rows(rows_path):
-                    if row.row_id in store.done:
-                        continue
-                    states = answers.of(row)
-                    if states is None:
-                        waiting.append(row)
-                        yield row.input_ids
-                    else:
-                        feeder.put((row, states), states.nbytes)
-                        answered += 1
-                        bar.advance(1)
-
-            # generate yields in the order given, so the oldest waiting row is the one that finished.
-            for done in loop.generate(prompts(), _params()):
-                row = waiting.pop(0)
-                states = capture.pop(done.request_id)
-                if states.token_ids != tuple(row.input_ids):
-                    raise DataError(
-                        f"row {row.row_id}",
-                        needed="the tokens that were sent",
-                        found="states of other tokens",
-                        advice="report it with `vllm-compat doctor`: nothing of this row was stored",
-                    )
-                feeder.put((row, states), states.nbytes)
-                tokens += len(row.input_ids)
+            def put(item: tuple[Row, States], nbytes: int) -> None:
+                feeder.put(item, nbytes)
                 bar.advance(1)
+
+            rows = (row for row in read_rows(rows_path) if row.row_id not in store.done)
+            tokens, answered = states_of_rows(loop, capture, answers, rows, put)
         seconds = time.monotonic() - began
     return {
         "tokens": tokens,

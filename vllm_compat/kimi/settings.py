@@ -122,7 +122,8 @@ class ExtractConfig(_Section):
     finals: final states of all tokens, or those alone that training needs: where the next token carries loss. shard_mb:
     MiB of hidden states per shard; memory holds two. max_bad_rows: rows with a NaN or infinite state that are left out
     and listed in refused.jsonl; one more stops the stage. baseline_rows: plain prefill is timed on so many rows for the
-    ratio.
+    ratio. replicas: copies of the target that fill one store, through Ray; ray_address: of a running cluster, on whose
+    machines run_dir must be the same folder. Without it the replicas are on this machine.
     """
 
     layers: tuple[int, ...] = ()
@@ -134,9 +135,11 @@ class ExtractConfig(_Section):
     max_num_batched_tokens: int = 8192
     self_check: bool = True
     baseline_rows: int = 64
+    replicas: int = 1
+    ray_address: str | None = None
 
     _NAME = "extract"
-    _POSITIVE = ("shard_mb", "max_num_seqs", "max_num_batched_tokens")
+    _POSITIVE = ("replicas", "shard_mb", "max_num_seqs", "max_num_batched_tokens")
     _NOT_NEGATIVE = ("baseline_rows", "max_bad_rows")
     _CHOICES: ClassVar = {"dtype": STORE_DTYPES, "finals": ("all", "loss")}
 

@@ -8,7 +8,6 @@ makes it again.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -17,20 +16,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-import torch
-
 from vllm_compat.errors import StoreError
 
 from .codec import Encoded, encode
-from .files import TEMPORARY_PREFIX, fsync_directory, lock, write_atomic, write_json
+from .files import TEMPORARY_PREFIX, fsync_directory, lock, write_json
+from .sample_check import Refusals, fitting, not_finite
 from .shard_file import check_data, open_shards, read_shard, write_shard
-from .shards import DTYPES, FORMAT, INDEX, Provenance, Sample, Shard, damaged
+from .shards import FORMAT, INDEX, Provenance, Sample, Shard, damaged
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 LOCK = "writer.lock"
-REFUSED = "refused.jsonl"
 SET_ASIDE = ".damaged"
 
 
@@ -47,12 +44,12 @@ class StoreWriter:
     error. They are not tried again by the next run; remove the file for that.
 
     StoreError: another writer has the store, its provenance differs, or an indexed shard is missing or cut; from `add`,
-    `flush` and `close` also what the thread ran into. `.done` holds the ids on disk, and those refused; `.refused` the
-    latter with the reason, `.recovered` sentences on what a crash had left and what was done about it.
+    `flush` and `close` also what the thread ran into. `.done` holds the ids on disk, and those refused; `.recovered`
+    sentences on what a crash had left and what was done about it.
     """
 
     def __init__(self, path: str | Path, provenance: Provenance, shard_bytes: int, max_bad: int = 0) -> None:
-        self.path, self.provenance, self.shard_bytes, self.max_bad = Path(path), provenance, shard_bytes, max_bad
+        self.path, self.provenance, self.shard_bytes = Path(path), provenance, shard_bytes
         self.recovered: list[str] = []
         self.waited = 0.0
         self._buffered: dict[str, Sample] = {}
@@ -64,11 +61,16 @@ class StoreWriter:
         try:
             self.shards = resume(self.path, self.provenance, self.recovered)
             self.done = {place.id for shard in self.shards for place in shard.samples}
-            self.refused = read_refused(self.path)
+            self._refusals = Refusals(self.path, max_bad)
             self.done |= self.refused.keys()
         except BaseException:
             os.close(self._lock)
             raise
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Samples that were left out, with the reason."""
+        return self._refusals.reasons
 
     def add(self, sample: Sample) -> None:
         """Check and buffer one sample, handing a full shard to the thread.
@@ -79,9 +81,10 @@ class StoreWriter:
         infinity (unless `max_bad` allows for one more).
         """
         sample = self._checked(sample)
-        bad = self._not_finite(sample)
+        bad = not_finite(sample, self.provenance)
         if bad is not None:
-            self._refuse(sample.sample_id, bad)
+            self._refusals.add(sample.sample_id, bad)
+            self.done.add(sample.sample_id)
             return
         self._buffered[sample.sample_id] = sample
         self._buffered_bytes += sample.hidden_states.nbytes
@@ -158,54 +161,10 @@ class StoreWriter:
     def _checked(self, sample: Sample) -> Sample:
         if self._lock < 0:
             raise StoreError(f"adding sample {sample.sample_id!r} to {self.path}", found="the writer is closed")
-        p = self.provenance
-        states = sample.hidden_states
-        shape = (len(sample.token_ids), len(p.layers), p.hidden_size)
         here = sample.sample_id in self.done or sample.sample_id in self._buffered
         # A copy of the list: the thread empties it.
         here = here or any(item.sample_id == sample.sample_id for item in list(self._full))
-        problems = {
-            "its id is in the store already": here,
-            "it has no tokens": shape[0] == 0,
-            f"hidden_states is {tuple(states.shape)}, not {shape}": tuple(states.shape) != shape,
-            f"hidden_states is {states.dtype}, not {DTYPES[p.dtype]}": states.dtype != DTYPES[p.dtype],
-            f"token_ids is {sample.token_ids.dtype}, not int32": sample.token_ids.dtype != torch.int32,
-            f"loss_mask is {sample.loss_mask.dtype}, not uint8": sample.loss_mask.dtype != torch.uint8,
-            f"loss_mask has {len(sample.loss_mask)} entries": len(sample.loss_mask) != shape[0],
-        }
-        wrong = [text for text, is_so in problems.items() if is_so]
-        if wrong:
-            raise StoreError(f"adding sample {sample.sample_id!r} to {self.path}", found="; ".join(wrong))
-        return Sample(sample.sample_id, *(_own(t) for t in (sample.token_ids, sample.loss_mask, states)))
-
-    def _not_finite(self, sample: Sample) -> str | None:
-        states = sample.hidden_states
-        # Not isfinite() of all: that makes three temporaries of this size, at a fiftieth of the speed.
-        if all(torch.isfinite(end) for end in torch.aminmax(states)):
-            return None
-        token, layer = (~torch.isfinite(states)).any(-1).nonzero()[0].tolist()
-        return f"a state is NaN or infinite, first at token {token}, boundary {self.provenance.layers[layer]}"
-
-    def _refuse(self, sample_id: str, reason: str) -> None:
-        if len(self.refused) >= self.max_bad:
-            raise StoreError(
-                f"adding sample {sample_id!r} to {self.path}",
-                needed="finite states" + (f", but for {self.max_bad} samples" if self.max_bad else ""),
-                found=reason,
-                advice="look at the row and the model's dtype; extract.max_bad_rows leaves out that many such rows",
-            )
-        self.refused[sample_id] = reason
-        lines = [json.dumps({"id": name, "reason": why}) + "\n" for name, why in self.refused.items()]
-        write_atomic(self.path / REFUSED, "".join(lines))
-        self.done.add(sample_id)
-
-
-def read_refused(path: Path) -> dict[str, str]:
-    """Samples that were left out of the store, with the reason."""
-    if not (path / REFUSED).exists():
-        return {}
-    lines = [json.loads(line) for line in (path / REFUSED).read_text(encoding="utf-8").splitlines()]
-    return {line["id"]: line["reason"] for line in lines}
+        return fitting(sample, self.provenance, self.path, is_there=here)
 
 
 def publish_shard(path: Path, provenance: Provenance, shards: list[Shard], samples: Sequence[Encoded]) -> None:
@@ -293,9 +252,3 @@ def next_number(path: Path, shards: Sequence[Shard]) -> int:
     """One more than any number in use, damaged files included, so that no name ever means two things."""
     names = [file.name for file in path.glob("shard-*")] + [shard.file for shard in shards]
     return max((int(name.split("-")[1].split(".")[0]) for name in names), default=-1) + 1
-
-
-def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """On the CPU, contiguous, and not keeping anything bigger alive; the tensor itself where it is all that already."""
-    tensor = tensor.detach().to("cpu").contiguous()
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
