@@ -7,10 +7,12 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from cells.recipe import LEFT_OUT, ROOT, Recipe
+from cells.recipe import KERNELS, LEFT_OUT, ROOT, Recipe
 
 #: Extras of this project that the tests on a release need.
 EXTRAS = ("kimi", "test")
+#: Ray takes 200 MB; whether replicas work depends on it and not on vLLM's release, so one has it.
+WITH_RAY = KERNELS
 
 _PIN = re.compile(r"^[A-Za-z0-9._-]+==[A-Za-z0-9._!-]+$")
 
@@ -28,7 +30,8 @@ def resolve(cell: Recipe) -> str:
     # The CPU build asks for torch under a local version, which a general index does not have.
     never = [f'{name}; sys_platform == "never"' for name in LEFT_OUT if not name.endswith("-")]
     command = ["uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--python-version", cell.python]
-    command += [option for extra in EXTRAS for option in ("--extra", extra)]
+    extras = (*EXTRAS, "replicas") if cell.release == WITH_RAY else EXTRAS
+    command += [option for extra in extras for option in ("--extra", extra)]
     with tempfile.TemporaryDirectory() as folder:
         overrides = Path(folder, "overrides.txt")
         overrides.write_text("\n".join([f"torch=={cell.torch}", *never]), encoding="utf-8")

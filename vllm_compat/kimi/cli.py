@@ -38,6 +38,12 @@ RunDir = Annotated[
     typer.Option(help="Where the run is written. Alone: go on with that run's own configuration."),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Run although the stage is up to date.")]
+Replicas = Annotated[
+    int | None, typer.Option(metavar="N", help="Extract with N copies of the target, through Ray (extract.replicas).")
+]
+RayAddress = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help="Of a running Ray cluster, for replicas on many machines.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
@@ -74,6 +80,12 @@ def _load(preset: str | None, config: Path | None, overrides: list[str] | None, 
     return load_config(source, chosen)
 
 
+def _replicated(overrides: list[str] | None, replicas: int | None, ray_address: str | None) -> list[str]:
+    """The overrides with those that two options stand for."""
+    chosen = {"extract.replicas": replicas, "extract.ray_address": ray_address}
+    return [*(overrides or ()), *(f"{key}={json.dumps(value)}" for key, value in chosen.items() if value is not None)]
+
+
 def _pipeline(cfg: Config, stages: list[str] | None, *, force: bool) -> None:
     from rich.console import Console
 
@@ -94,10 +106,27 @@ def run(
     overrides: Overrides = None,
     run_dir: RunDir = None,
     *,
+    replicas: Replicas = None,
+    ray_address: RayAddress = None,
     force: Force = False,
 ) -> None:
     """Run all stages that are not up to date, then write the report."""
-    _pipeline(_load(preset, config, overrides, run_dir), None, force=force)
+    _pipeline(_load(preset, config, _replicated(overrides, replicas, ray_address), run_dir), None, force=force)
+
+
+def _extract(
+    preset: Preset = None,
+    config: File = None,
+    overrides: Overrides = None,
+    run_dir: RunDir = None,
+    *,
+    replicas: Replicas = None,
+    ray_address: RayAddress = None,
+    force: Force = False,
+) -> None:
+    """Run the stage extract."""
+    cfg = _load(preset, config, _replicated(overrides, replicas, ray_address), run_dir)
+    _pipeline(cfg, ["extract"], force=force)
 
 
 def _add_stage(stage: str) -> None:
@@ -115,7 +144,10 @@ def _add_stage(stage: str) -> None:
 
 
 for _stage in STAGES:
-    _add_stage(_stage)
+    if _stage == "extract":
+        app.command(name=_stage, help=_HELP[_stage])(said(_extract))
+    else:
+        _add_stage(_stage)
 
 
 @app.command()
