@@ -138,9 +138,10 @@ def extract_rows(
 
     Returns the tokens of this call, its seconds until the index is published, and what a crash had left.
     """
+    dtype = DTYPES[cfg.extract.dtype]
     with capture_hidden_states(loop, layers, dtype=dtype) as capture:
         provenance = provenance_of(cfg, capture.model_info, layers, sha256_file(rows_path))
-        answers, dtype = AnswerStates(folder_of(cfg), provenance), DTYPES[provenance.dtype]
+        answers = AnswerStates(folder_of(cfg), provenance)
         began = time.monotonic()
         store = StoreWriter(
             cfg.run_dir / "extract" / split, provenance, cfg.extract.shard_mb << 20, cfg.extract.max_bad_rows

@@ -92,7 +92,7 @@ class Replica:
         dtype = DTYPES[provenance.dtype]
         answers = AnswerStates(folder_of(self.cfg), provenance)
         began = time.monotonic()
-        with capture_hidden_states(self.loop, self.layers) as capture:
+        with capture_hidden_states(self.loop, self.layers, dtype=dtype) as capture:
             room = room_for(self.cfg, self.loop, provenance)
             with Background[tuple[Row, States]](lambda item: desk.add(sample_of(*item, dtype)), room) as feeder:
                 tokens, answered = states_of_rows(self.loop, capture, answers, rows(), feeder.put)
