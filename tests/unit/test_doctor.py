@@ -361,7 +361,23 @@ def test_speculators_outside_its_pin(site, requires, outside):
     report = gather(site)
 
     assert outside == ("speculators 0.3.0" in findings(report, "hint"))
+    assert outside == ("vllm-compat run -- python data_generation_offline.py" in json.dumps(report))
     assert report["ok"] is True
+
+
+def test_a_speculators_that_no_patch_is_for(site):
+    """Another version than those that the patch knows: there is no advice to use it."""
+    site.package()
+    site.distribution("vllm", "0.32.0+cu129")
+    info = site.root / "speculators-0.2.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: speculators\nVersion: 0.2.0\nRequires-Dist: vllm==0.10.0; extra == 'x'\n\n"
+    )
+    said = json.dumps(gather(site))
+    assert "speculators 0.2.0 generates data" in said
+    assert "vllm-compat run" not in said
+    assert "capture with vllm_compat.capture_hidden_states" in said
 
 
 def test_a_vllm_that_cannot_be_imported(site):

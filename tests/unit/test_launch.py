@@ -26,7 +26,8 @@ class Box:
     content = 3
 
 
-def look(box):
+def look(box: Box):
+    assert look.__annotations__ == {"box": Box}  # compiled as it is, not with our own `from __future__`
     wrapped = hasattr(ReloadableBaseModel.reload_schema, "__wrapped__")
     return [__name__, wrapped, sys.argv, box.content, beside.WHERE, sorted(globals())]
 

@@ -141,3 +141,45 @@ def test_a_file_without_live_tests_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(record.DataError, match="nox -s"):
         record.live(tmp_path / "junit.xml")
+
+
+LIBRARY = """<testsuites><testsuite name="pytest" timestamp="2099-01-02T03:04:05.6+00:00" time="10.4">
+<testcase classname="tests.live.speculators.test_{module}" name="test_b"><properties>
+<property name="speculators_figure" value="[&quot;{version}&quot;, &quot;kimi&quot;, &quot;transformers&quot;, 0.01]" />
+<property name="speculators_figure" value="[&quot;{version}&quot;, &quot;kimi&quot;, &quot;transformers&quot;, 0.02]" />
+</properties></testcase>
+<testcase classname="tests.live.speculators.test_{module}" name="test_c"><failure message="boom" /></testcase>
+<testcase classname="tests.live.test_d" name="test_e" /></testsuite></testsuites>"""
+
+
+def library_files(tmp_path: Path, *runs: tuple[str, str]) -> list[Path]:
+    """A junit file per (version, module)."""
+    files = [tmp_path / f"{version}-{module}.xml" for version, module in runs]
+    for file, (version, module) in zip(files, runs, strict=True):
+        file.write_text(LIBRARY.format(version=version, module=module))
+    return files
+
+
+def test_a_library_is_recorded_by_its_version(tmp_path: Path, here: None) -> None:
+    """One run in two files, another version in a third: tests of the folder alone, the largest of each figure."""
+    files = library_files(tmp_path, ("0.3.0", "a"), ("0.4.0", "a"), ("0.3.0", "z"))
+    name, result = record.speculators(*files)
+    assert "speculators/0.16.0" == name
+    assert ["0.3.0", "0.4.0"] == list(result["numbers"])
+    first = result["numbers"]["0.3.0"]
+    assert ({"failed": 2, "passed": 2}, 20, {"kimi": {"transformers": 0.02}}) == (
+        first["counts"],
+        first["seconds"],
+        first["figures"],
+    )
+    assert ["failed", "boom"] == first["tests"]["test_z.py::test_c"]
+
+
+def test_a_run_of_a_library_twice_is_refused(tmp_path: Path, here: None) -> None:
+    """The second would stand over the first."""
+    (file,) = library_files(tmp_path, ("0.3.0", "a"))
+    with pytest.raises(record.DataError, match="each test once"):
+        record.speculators(file, file)
+    file.write_text(LIBRARY.format(version="0.3.0", module="a").replace("speculators_figure", "other"))
+    with pytest.raises(record.DataError, match="one version"):
+        record.speculators(file)

@@ -7,11 +7,13 @@ worker extension nothing is left, and with them go the releases that they broke 
 from __future__ import annotations
 
 import inspect
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from vllm_compat.errors import CaptureError, UnsupportedField
+from vllm_compat.installed import installed
 from vllm_compat.patches.patch import Wrap
 from vllm_compat.patches.speculators import record
 
@@ -49,12 +51,23 @@ def _init(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwa
     instance.layer_ids = _layer_ids(given["layer_ids"], num_layers)
     boundaries = record.boundaries(instance.layer_ids)
     record.begin(instance, num_layers)
+    _spawn_workers()
 
     loop = EngineLoop(instance.vllm_config)
     # At interpreter exit as well, before modules are cleared; speculators' own __del__ comes too late for that.
     instance._vllm_compat_close = weakref.finalize(instance, loop.shutdown)
     instance._vllm_compat = loop, capture_hidden_states(loop, boundaries)
     instance.executor, instance.scheduler = loop.executor, loop.scheduler
+
+
+def _spawn_workers() -> None:
+    """Workers of a GPU are started anew, as vLLM's own command line does, unless the user said otherwise.
+
+    What is imported before (speculators, transformers) may have asked torch for its devices, after which CUDA does not
+    start in a forked process; vLLM looks only at whether it has been initialised here.
+    """
+    if installed().platform != "cpu":
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 
 
 def _arguments(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
