@@ -13,11 +13,7 @@ def engine(result: Mapping[str, Any]) -> str:
     """EngineLoop against vllm.LLM, and two GPUs against one, of one release."""
     cases = result["EngineLoop against vllm.LLM"]
     rows = [(name, _said(case, "greedy"), _said(case, "seeded")) for name, case in cases.items()]
-    source = f"`{result['command']}` · vLLM {result['vllm']} ({result['distribution']}) "
-    source += (
-        f"· {result['gpus']} {result['gpu']}, torch {result['torch']} · {result['date']} · commit {result['commit']}"
-    )
-    parts = [table(("target, mode, model runner", "greedy", "seeded sampling"), rows), source]
+    parts = [table(("target, mode, model runner", "greedy", "seeded sampling"), rows), _from(result)]
     errors = {
         name.partition(",")[0].upper(): max(map(float, listed))
         for name, listed in result.get("two GPUs against one", {}).items()
@@ -94,9 +90,10 @@ def _yes(value: object) -> str:
 
 
 def _from(result: Mapping[str, Any]) -> str:
-    """Where the numbers come from."""
+    """Where the numbers come from, and what is to be said about them."""
     command = result["command"].partition(" --out")[0].partition(" --scratch")[0]
+    note = f"{result['note']}\n\n" if "note" in result else ""
     return (
-        f"`{command}` · vLLM {result['vllm']} ({result['distribution']}) · {result['gpu']}, torch {result['torch']} "
+        f"{note}`{command}` · vLLM {result['vllm']} ({result['distribution']}) · {result['gpu']}, torch {result['torch']} "
         f"· {result['date']} · commit {result['commit']}"
     )
