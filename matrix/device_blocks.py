@@ -93,7 +93,6 @@ def _from(result: Mapping[str, Any]) -> str:
     """Where the numbers come from, and what is to be said about them."""
     command = result["command"].partition(" --out")[0].partition(" --scratch")[0]
     note = f"{result['note']}\n\n" if "note" in result else ""
-    return (
-        f"{note}`{command}` · vLLM {result['vllm']} ({result['distribution']}) · {result['gpu']}, torch {result['torch']} "
-        f"· {result['date']} · commit {result['commit']}"
-    )
+    machine = f"{result['gpu']}, torch {result['torch']}"
+    vllm = f"vLLM {result['vllm']} ({result['distribution']})"
+    return f"{note}`{command}` · {vllm} · {machine} · {result['date']} · commit {result['commit']}"
