@@ -51,7 +51,7 @@ def session(cell: str) -> str:
 def environment(cell: str) -> Path:
     """Where nox keeps the cell's environment."""
     name = cell if cell == NIGHTLY_SESSION else f"live-{cell.replace('.', '-')}"
-    return Path(os.environ.get("NOX_ENVDIR", ROOT / ".nox")) / name
+    return ROOT / ".nox" / name
 
 
 def result(cell: str) -> Path:
