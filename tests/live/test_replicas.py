@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from vllm_compat import StoreError
+from vllm_compat.kimi.replicas import answer_of
 from vllm_compat.kimi.store import Store
 
-pytest.importorskip("ray", reason="Ray is in the newest release's cell only (matrix/constraints)")
+ray: Any = pytest.importorskip("ray", reason="Ray is in the newest release's cell only (matrix/constraints)")
 psutil: Any = pytest.importorskip("psutil")
 
 SETTINGS = [
@@ -92,3 +94,20 @@ def test_the_states_are_the_same(stores: tuple[Store, Store]) -> None:
         assert torch.equal(a.loss_mask, b.loss_mask)
         ours, theirs = b.hidden_states.float(), a.hidden_states.float()
         assert (ours - theirs).norm() / theirs.norm() < 5e-3
+
+
+def test_what_a_replica_raises_arrives_as_it_was() -> None:
+    """Our own error with its fields, and not Ray's with a traceback for a message."""
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    try:
+
+        @ray.remote
+        def failing() -> None:
+            raise StoreError("a shard", needed="room", found="none", advice="make some")
+
+        with pytest.raises(StoreError) as caught:
+            answer_of(ray, failing.remote())
+    finally:
+        ray.shutdown()
+    assert StoreError is type(caught.value)
+    assert "a shard — needs: room — here: none — do: make some" == str(caught.value)

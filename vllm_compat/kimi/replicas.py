@@ -80,12 +80,12 @@ class Replica:
             draft = folder / draft_name(self.name, claim.number)
             encoded = [encode(sample, provenance) for sample in samples]
             shard = write_shard(draft, encoded, provenance) if encoded else None
-            ray.get(ledger.publish.remote(self.name, claim.number, shard, refused))
+            answer_of(ray, ledger.publish.remote(self.name, claim.number, shard, refused))
 
         desk = Desk(folder, provenance, publish)
 
         def rows() -> Iterator[Row]:
-            while (claim := ray.get(ledger.take.remote(self.name))) is not None:
+            while (claim := answer_of(ray, ledger.take.remote(self.name))) is not None:
                 desk.open(claim)
                 yield from claim.rows
 
@@ -171,7 +171,7 @@ class Team:
         """Every replica has its engine and sees the run; ConfigError names a machine that does not."""
         marker = self._cfg.run_dir / "config.toml"
         asked = [replica.where.remote(marker.resolve()) for replica in self.replicas.values()]
-        blind = sorted({machine for machine, sees in self._ray.get(asked) if not sees})
+        blind = sorted({machine for machine, sees in self._answers(asked) if not sees})
         if blind:
             raise ConfigError(
                 f"replicas on {', '.join(blind)}",
@@ -191,7 +191,19 @@ class Team:
         return [(sum(tokens for tokens, _ in measured), max(seconds for _, seconds in measured))]
 
     def _ask_all(self, method: str, *arguments: Any) -> list[Any]:
-        return list(self._ray.get([getattr(one, method).remote(*arguments) for one in self.replicas.values()]))
+        return self._answers([getattr(one, method).remote(*arguments) for one in self.replicas.values()])
+
+    def _answers(self, references: list[Any]) -> list[Any]:
+        """What was answered. Raises what a replica raised; StoreError when one died, which has nothing claimed yet."""
+        try:
+            return [answer_of(self._ray, reference) for reference in references]
+        except self._ray.exceptions.RayActorError as error:
+            raise StoreError(
+                "replicas that open the target",
+                needed="every one of them to live",
+                found=str(error),
+                advice="see the workers' logs (ray logs)",
+            ) from error
 
     def fill(self, split: str, rows_path: Path, progress: Progress) -> dict[str, Any]:
         """Fill the store of a split. A replica that dies is replaced.
@@ -214,7 +226,7 @@ class Team:
         extract = self._cfg.extract
         ledger = office.remote(folder, provenance, rows_path.resolve(), extract.shard_mb << 20, extract.max_bad_rows)
         began = time.monotonic()
-        rows_done, _, rows = ray.get(ledger.progress.remote())
+        rows_done, _, rows = answer_of(ray, ledger.progress.remote())
         reports: list[dict[str, Any]] = []
         deaths = 0  # since a shard was last published
         at_work = {self._start(name, folder, provenance, ledger): name for name in self.replicas}
@@ -225,21 +237,21 @@ class Team:
                 for reference in ended:
                     name = at_work.pop(reference)
                     try:
-                        reports.append(ray.get(reference))
+                        reports.append(answer_of(ray, reference))
                     except ray.exceptions.RayActorError as error:
                         deaths += 1
                         if deaths > len(self.replicas) + ATTEMPTS:
                             raise _they_all_die(deaths, error) from error
                         del self.replicas[name]
-                        ray.get(ledger.give_back.remote(name))
+                        answer_of(ray, ledger.give_back.remote(name))
                         again = self._hire()
                         at_work[self._start(again, folder, provenance, ledger)] = again
                 before = rows_done
-                rows_done, _, _ = ray.get(ledger.progress.remote())
+                rows_done, _, _ = answer_of(ray, ledger.progress.remote())
                 deaths = deaths if rows_done == before else 0
                 bar.advance(rows_done - before)
         seconds = time.monotonic() - began
-        recovered, refused = ray.get(ledger.close.remote())
+        recovered, refused = answer_of(ray, ledger.close.remote())
         ray.kill(ledger)
         return {
             "tokens": sum(report["tokens"] for report in reports),
@@ -269,6 +281,14 @@ class Team:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.dismiss()
+
+
+def answer_of(ray: Any, reference: Any) -> Any:
+    """An actor's answer, or the very error that it raised, without Ray's traceback around it."""
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
 
 
 def _they_all_die(deaths: int, error: Exception) -> StoreError:
