@@ -23,45 +23,7 @@ from typing import Any
 
 from check_capture import build_random, prompts
 from checks import ENVIRONMENT
-
-#: Kimi-K2's shape at full width, with fewer layers and experts.
-WIDE = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "model_type": "deepseek_v3",
-    "vocab_size": 163840,
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 64,
-    "n_shared_experts": 1,
-    "n_routed_experts": 32,
-    "routed_scaling_factor": 2.827,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "qk_nope_head_dim": 128,
-    "n_group": 1,
-    "topk_group": 1,
-    "num_experts_per_tok": 8,
-    "first_k_dense_replace": 1,
-    "moe_layer_freq": 1,
-    "norm_topk_prob": True,
-    "scoring_func": "sigmoid",
-    "topk_method": "noaux_tc",
-    "hidden_act": "silu",
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 50000.0,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "torch_dtype": "bfloat16",
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "num_nextn_predict_layers": 0,
-}
+from kimi_shape import KIMI
 
 
 def identity(case: dict[str, Any]) -> dict[str, Any]:
@@ -238,7 +200,7 @@ def main() -> None:
         random = build_random(scratch / "random", arguments.model)
         wide = scratch / "wide"
         wide.mkdir()
-        (wide / "config.json").write_text(json.dumps(WIDE))
+        (wide / "config.json").write_text(json.dumps(KIMI))
         # After each part: a machine's time may end before the last one.
         if arguments.only != "two-gpus":
             report["EngineLoop against vllm.LLM"] = identities(arguments.model, random, wide, scratch)

@@ -12,7 +12,7 @@ from .claims import Claim, Claims
 from .files import TEMPORARY_PREFIX, fsync_directory, lock
 from .rows import count_rows, read_rows
 from .sample_check import Refusals
-from .shards import DTYPES, Provenance, Shard, check_size
+from .shards import DTYPES, Provenance, Shard, check_size, shard_name
 from .store_writer import LOCK, next_number, resume, write_index
 
 
@@ -105,11 +105,6 @@ class Ledger:
                 advice="the same command goes on with the rest",
             )
         return self.recovered, len(self.refused)
-
-
-def shard_name(number: int) -> str:
-    """Of the shard with that number."""
-    return f"shard-{number:06d}.safetensors"
 
 
 def draft_name(worker: str, number: int) -> str:

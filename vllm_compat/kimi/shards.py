@@ -197,6 +197,11 @@ def damaged(path: Path, file: str, what: str) -> StoreError:
     )
 
 
+def shard_name(number: int) -> str:
+    """Of the file of the shard with that number."""
+    return f"shard-{number:06d}.safetensors"
+
+
 def final_positions(loss_mask: torch.Tensor, finals: str) -> torch.Tensor:
     """int32 [F]: the tokens of a row whose final states are stored.
 

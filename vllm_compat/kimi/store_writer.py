@@ -22,7 +22,7 @@ from .codec import Encoded, encode
 from .files import TEMPORARY_PREFIX, fsync_directory, lock, write_json
 from .sample_check import Refusals, fitting, not_finite
 from .shard_file import check_data, open_shards, read_shard, write_shard
-from .shards import FORMAT, INDEX, Provenance, Sample, Shard, damaged
+from .shards import FORMAT, INDEX, Provenance, Sample, Shard, damaged, shard_name
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -169,7 +169,7 @@ class StoreWriter:
 
 def publish_shard(path: Path, provenance: Provenance, shards: list[Shard], samples: Sequence[Encoded]) -> None:
     """Write a shard and then the index; append to `shards`. On a StoreError (full disk) nothing on disk has changed."""
-    file = path / f"shard-{next_number(path, shards):06d}.safetensors"
+    file = path / shard_name(next_number(path, shards))
     try:
         shard = write_shard(file, samples, provenance)
         try:
