@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from here import EAGER, NO_SPECULATION, SPECULATES
+import torch
+from here import CPU_MLA, EAGER, NO_SPECULATION, SPECULATES
 from states import open_loop
 from test_engine_loop import Failing
 
@@ -45,6 +48,34 @@ def test_a_loop_that_cannot_be_made_frees_the_process(tiny_llama: str, prompts: 
     params = vc.make_sampling_params(temperature=0.0, max_tokens=2)
     with open_loop(tiny_llama, num_blocks=8, max_model_len=64) as loop:
         assert len(list(loop.generate([prompts[0][:20]], params))) == 1
+
+
+@pytest.mark.parametrize("model", ["llama", "kimi"])
+def test_the_kv_cache_goes_with_the_loop(
+    model: str, tiny_llama: str, tiny_kimi: str, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process may open one after the other: a run of the pipeline does."""
+    if model == "kimi" and not CPU_MLA:
+        monkeypatch.setenv("VLLM_MLA_DISABLE", "1")
+    params = vc.make_sampling_params(temperature=0.0, max_tokens=2)
+    with open_loop({"llama": tiny_llama, "kimi": tiny_kimi}[model], num_blocks=8, max_model_len=64) as loop:
+        assert len(list(loop.generate([prompts[0][:20]], params))) == 1
+        caches = list(_tensors(loop.executor.driver_worker.worker.model_runner.kv_caches))
+        addresses = {cache.data_ptr() for cache in caches}
+        assert addresses
+        del caches
+    del loop
+    gc.collect()
+    there = (o for o in gc.get_objects() if type(o) is torch.Tensor and o.device.type == "cpu")
+    assert not [t.shape for t in there if t.data_ptr() in addresses]
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    else:
+        for item in value:
+            yield from _tensors(item)
 
 
 @pytest.mark.skipif(not SPECULATES, reason=NO_SPECULATION)
