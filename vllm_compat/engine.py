@@ -170,7 +170,7 @@ class EngineLoop:
     def _release_process(self) -> None:
         global _in_process_loop_is_open
         if self._owns_process:
-            # CPU experts hold themselves (a view of a weight, whose loader is their method), and with them the config, and
+            # CPU experts hold themselves (a view of a weight, whose loader is their method), with them the config, and
             # through this the layers with the KV cache. vLLM's bug; seen on 0.16.0.
             self.vllm_config.compilation_config.static_forward_context.clear()
             adapter("executor").release()
