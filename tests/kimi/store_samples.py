@@ -68,11 +68,11 @@ def check(store: Store, number: int) -> None:
             torch.testing.assert_close(getattr(expected, name), getattr(found, name), rtol=0, atol=0)
 
 
-def write(path: Path, first: int, last: int, shard_bytes: int = 1000) -> None:
+def write(path: Path, first: int, last: int, shard_bytes: int = 1000, writers: int = 1) -> None:
     """Write samples first…last-1, skipping those that are there."""
     from vllm_compat.kimi.store import StoreWriter
 
-    with StoreWriter(path, provenance(), shard_bytes) as writer:
+    with StoreWriter(path, provenance(), shard_bytes, writers=writers) as writer:
         for i in range(first, last):
             if sample(i).sample_id not in writer.done:
                 writer.add(sample(i))

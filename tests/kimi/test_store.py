@@ -182,7 +182,7 @@ def test_the_writer_takes_tensors_over_without_a_copy(tmp_path: Path) -> None:
     item = sample(3)
     with StoreWriter(tmp_path, provenance(), 10**6) as writer:
         writer.add(item)
-        assert item.hidden_states.data_ptr() == writer._buffered[item.sample_id].hidden_states.data_ptr()
+        assert item.hidden_states.data_ptr() == writer._buffered[0].hidden_states.data_ptr()
 
 
 @pytest.mark.parametrize("cut", ["rows", "rows, layers and channels"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import random
@@ -19,20 +20,22 @@ import pytest
 from store_samples import check, provenance, sample, write
 
 from vllm_compat import StoreError
+from vllm_compat.kimi.shards import shard_name
 from vllm_compat.kimi.store import Sample, Store, StoreWriter
 
 SAMPLES = 120
+WRITERS = (1, 3)  # shards written at once
 _PAUSE = 0.006  # after each sample: all of them take at least 0.7 s, however fast the machine
 
 
-def _writer_process(path: Path, ready: Connection) -> None:
+def _writer_process(path: Path, ready: Connection, writers: int) -> None:
     """Write all samples, resuming; tell `ready` when the writing begins."""
     import torch
 
     torch.set_num_threads(1)
     samples = [sample(i) for i in range(SAMPLES)]
     ready.send("ready")
-    with StoreWriter(path, provenance(), 1000) as writer:
+    with StoreWriter(path, provenance(), 1000, writers=writers) as writer:
         for item in samples:
             if item.sample_id not in writer.done:
                 writer.add(item)
@@ -47,16 +50,17 @@ def processes() -> Any:
     return context
 
 
-def _start(processes: Any, path: Path) -> Any:
+def _start(processes: Any, path: Path, writers: int) -> Any:
     ours, theirs = processes.Pipe()
-    process = processes.Process(target=_writer_process, args=(path, theirs))
+    process = processes.Process(target=_writer_process, args=(path, theirs, writers))
     process.start()
     theirs.close()
     assert ours.recv() == "ready"
     return process
 
 
-def test_kill_9_at_any_moment_loses_and_doubles_nothing(tmp_path: Path, processes: Any) -> None:
+@pytest.mark.parametrize("writers", WRITERS)
+def test_kill_9_at_any_moment_loses_and_doubles_nothing(tmp_path: Path, processes: Any, writers: int) -> None:
     """Kill the writer again and again. What a reader sees in between is whole and only grows; in the end
     every sample is there exactly once, bit for bit.
     """
@@ -64,7 +68,7 @@ def test_kill_9_at_any_moment_loses_and_doubles_nothing(tmp_path: Path, processe
     killed = 0
     seen: set[str] = set()
     for _ in range(400):
-        process = _start(processes, tmp_path / "store")
+        process = _start(processes, tmp_path / "store", writers)
         process.join(times.uniform(0, 0.1))
         if process.is_alive():
             process.kill()
@@ -88,15 +92,13 @@ def test_kill_9_at_any_moment_loses_and_doubles_nothing(tmp_path: Path, processe
 OPERATIONS = ("pwritev", "pwrite", "fsync", "replace", "unlink")
 
 
-def _killed_process(path: Path, at: int, half: bool) -> None:
+def _killed_process(path: Path, at: int, half: bool, writers: int) -> None:
     """Write samples, and die by SIGKILL instead of the file operation number `at`, or halfway through its write."""
-    counted = 0
+    counter = itertools.count(1)
 
     def wrap(real: Any) -> Any:
         def operation(*args: Any, **more: Any) -> Any:
-            nonlocal counted
-            counted += 1
-            if counted == at:
+            if next(counter) == at:
                 if half and real.__name__ == "pwrite":
                     real(args[0], args[1][: len(args[1]) // 2], *args[2:])
                 if half and real.__name__ == "pwritev":
@@ -108,18 +110,19 @@ def _killed_process(path: Path, at: int, half: bool) -> None:
 
     for name in OPERATIONS:
         setattr(os, name, wrap(getattr(os, name)))
-    write(path, 0, 12, shard_bytes=3000)
+    write(path, 0, 12, shard_bytes=3000, writers=writers)
 
 
+@pytest.mark.parametrize("writers", WRITERS)
 @pytest.mark.parametrize("half", [False, True])
-def test_kill_9_at_every_file_operation(tmp_path: Path, processes: Any, half: bool) -> None:
+def test_kill_9_at_every_file_operation(tmp_path: Path, processes: Any, half: bool, writers: int) -> None:
     """Between any two operations, and in the middle of a write: what is published is whole, the next writer needs no
     help, and it makes exactly what is missing.
     """
     kept = set()
     for at in range(1, 400):
         path = tmp_path / str(at)
-        process = processes.Process(target=_killed_process, args=(path, at, half))
+        process = processes.Process(target=_killed_process, args=(path, at, half, writers))
         process.start()
         process.join()
         before = 0
@@ -295,19 +298,20 @@ def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(mount)], check=True)
 
 
-def test_a_full_disk_is_an_error_that_loses_nothing(small_tmpfs: Path) -> None:
+@pytest.mark.parametrize("writers", WRITERS)
+def test_a_full_disk_is_an_error_that_loses_nothing(small_tmpfs: Path, writers: int) -> None:
     """StoreError says how much room it takes; the shards before it stay whole, no temporary file is left
     behind, and after making room the same command goes on.
     """
     ballast = small_tmpfs / "ballast"
     ballast.write_bytes(bytes(40_000))
     with pytest.raises(StoreError, match="free bytes"):
-        write(small_tmpfs, 0, SAMPLES, shard_bytes=3000)
+        write(small_tmpfs, 0, SAMPLES, shard_bytes=3000, writers=writers)
     store = Store(small_tmpfs)
     assert store.verify()["samples"] == len(store) > 0
     assert not list(small_tmpfs.glob(".tmp-*"))
     ballast.unlink()
-    write(small_tmpfs, 0, 40, shard_bytes=3000)
+    write(small_tmpfs, 0, 40, shard_bytes=3000, writers=writers)
     check(Store(small_tmpfs), 40)
 
 
@@ -389,14 +393,15 @@ def test_nan_samples_are_left_out_up_to_a_number_and_not_made_again(tmp_path: Pa
     assert len(Store(tmp_path)) == 9
 
 
-def test_an_error_of_the_writing_thread_reaches_the_caller(tmp_path: Path) -> None:
-    """A disk that is full stops the run at the next sample, not at its end."""
+@pytest.mark.parametrize("writers", WRITERS)
+def test_an_error_of_the_writing_thread_reaches_the_caller(tmp_path: Path, writers: int) -> None:
+    """A disk that is full stops the run once every writer has a shard, not at its end; then all can be written."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    writer = StoreWriter(tmp_path, provenance(), 1)
+    writer = StoreWriter(tmp_path, provenance(), 1, writers=writers)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
 
     def fill() -> None:
-        for i in range(3):
+        for i in range(2 + writers):
             writer.add(sample(i))
 
     try:
@@ -405,11 +410,12 @@ def test_an_error_of_the_writing_thread_reaches_the_caller(tmp_path: Path) -> No
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     writer.close()
-    check(Store(tmp_path), 2)
+    check(Store(tmp_path), 1 + writers)
+    assert [shard_name(i) for i in range(1 + writers)] == [shard.file for shard in Store(tmp_path).shards]
 
 
-def _on_a_slow_disk(path: Path, said: Connection) -> None:
-    """Write 192 MiB of samples to a disk of about 100 MiB/s, and say what memory it took."""
+def _on_a_slow_disk(path: Path, said: Connection, writers: int) -> None:
+    """Write 256 MiB of samples to a disk of about 100 MiB/s, and say what memory it took."""
     import torch
 
     shard_bytes = 16 << 20
@@ -425,28 +431,31 @@ def _on_a_slow_disk(path: Path, said: Connection) -> None:
     states = torch.randn(256, 4, 4096).bfloat16()  # 8 MiB
     ids, mask = torch.zeros(256, dtype=torch.int32), torch.ones(256, dtype=torch.uint8)
     os.pwritev = slow
-    with StoreWriter(path, wide, shard_bytes) as writer:
+    with StoreWriter(path, wide, shard_bytes, writers=writers) as writer:
         writer.add(Sample("first", ids.clone(), mask.clone(), states.clone()))  # what is loaded on first use
         writer.flush()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        for i in range(24):
+        for i in range(32):
             writer.add(Sample(str(i), ids.clone(), mask.clone(), states.clone()))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     said.send(((peak - before) << 10, writer.waited))
 
 
-def test_a_slow_disk_holds_the_caller_back_and_memory_stays_bounded(tmp_path: Path, processes: Any) -> None:
-    """Two shards of 16 MiB at most, and a sample; not the 192 MiB that the caller makes meanwhile."""
+@pytest.mark.parametrize("writers", WRITERS)
+def test_a_slow_disk_holds_the_caller_back_and_memory_stays_bounded(
+    tmp_path: Path, processes: Any, writers: int
+) -> None:
+    """A shard of 16 MiB per writer, the next one and a sample; not the 256 MiB that the caller makes meanwhile."""
     ours, theirs = processes.Pipe()
-    process = processes.Process(target=_on_a_slow_disk, args=(tmp_path, theirs))
+    process = processes.Process(target=_on_a_slow_disk, args=(tmp_path, theirs, writers))
     process.start()
     theirs.close()
     grown, waited = ours.recv()
     process.join()
     store = Store(tmp_path)
     store.verify()
-    assert len(store) == 25
-    assert grown < (2 * 16 + 2 * 8 + 8) << 20
+    assert len(store) == 33
+    assert grown < ((1 + writers) * 24 + 2 * 8 + 8) << 20  # half as much again: what malloc keeps of what was freed
     assert waited > 1
 
 

@@ -41,7 +41,8 @@ _DTYPES = {
 }
 _PIECE = 8 << 20  # bytes hashed and written at once; part of the format
 _VIEWS = 512  # buffers per call of the system, which takes 1024
-THREADS = max(2, min(8, (os.cpu_count() or 2) // 2))
+READERS = max(2, min(8, (os.cpu_count() or 2) // 2))
+_WRITERS = 2  # one writes, which a file lets one do at a time, and one hashes
 
 
 def write_shard(path: Path, samples: Sequence[Encoded], provenance: Provenance) -> Shard:
@@ -58,7 +59,7 @@ def write_shard(path: Path, samples: Sequence[Encoded], provenance: Provenance) 
     header = _header(provenance, rows, metadata)
     temporary = temporary_path(path)
     try:
-        with temporary.open("wb") as stream, ThreadPoolExecutor(THREADS, "shard-writer") as pool:
+        with temporary.open("wb") as stream, ThreadPoolExecutor(_WRITERS, "shard-writer") as pool:
             fd, at = stream.fileno(), len(header)
             futures = []
             for piece in _pieces([sample.tensors[name] for name in layout(provenance) for sample in samples]):
@@ -108,7 +109,7 @@ def open_shards(path: Path) -> tuple[Provenance, list[Shard]]:
 
 def check_data(file: Path, provenance: Provenance, shard: Shard) -> None:
     """Read every byte: StoreError unless checksum, shapes and places are what header and provenance say."""
-    with file.open("rb") as stream, ThreadPoolExecutor(THREADS, "shard-reader") as pool:
+    with file.open("rb") as stream, ThreadPoolExecutor(READERS, "shard-reader") as pool:
         start = 8 + int.from_bytes(stream.read(8), "little")
         places = range(start, file.stat().st_size, _PIECE)
         checksum = _combined(pool.map(partial(_hash_piece, stream.fileno()), places))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from .codec import Encoded
 from .files import lock, sha256_json
 from .shards import Provenance, Shard
 from .store import Store
-from .store_writer import LOCK, publish_shard, resume
+from .store_writer import LOCK, next_number, publish_shard, resume
 
 
 def merge(target: str | Path, sources: Sequence[str | Path]) -> dict[str, int]:
@@ -43,7 +44,7 @@ def merge(target: str | Path, sources: Sequence[str | Path]) -> dict[str, int]:
             for shard in store.shards:
                 chosen = _new(store, shard, there)
                 if chosen:
-                    publish_shard(path, provenance, shards, chosen)
+                    publish_shard(path, provenance, shards, chosen, next_number(path, shards), nullcontext())
         return {"samples": len(there), "doubled": sum(map(len, stores)) - len(there)}
     finally:
         os.close(held)
