@@ -119,11 +119,12 @@ class ExtractConfig(_Section):
     """`layers`: aux boundaries, ascending; empty = (2, N//2, N-3). The final boundary N is always stored too.
 
     dtype: float8_e4m3fn stores the aux states in 8 bits with a scale per 128 values, and the final one in bfloat16.
-    finals: final states of all tokens, or those alone that training needs: where the next token carries loss. shard_mb:
-    MiB of hidden states per shard; memory holds two to four (docs/store.md). max_bad_rows: rows with a NaN or infinite state that are left out
-    and listed in refused.jsonl; one more stops the stage. baseline_rows: plain prefill is timed on so many rows for the
-    ratio. replicas: copies of the target that fill one store, through Ray; ray_address: of a running cluster, on whose
-    machines run_dir must be the same folder. Without it the replicas are on this machine.
+    finals: final states of all tokens, or those alone that training needs: where the next token carries loss.
+    shard_mb: MiB of hidden states per shard; memory holds two to four (docs/store.md). max_bad_rows: rows with a
+    NaN or infinite state that are left out and listed in refused.jsonl; one more stops the stage. baseline_rows:
+    plain prefill is timed on so many rows for the ratio. replicas: copies of the target that fill one store,
+    through Ray; ray_address: of a running cluster, on whose machines run_dir must be the same folder. Without it
+    the replicas are on this machine.
     """
 
     layers: tuple[int, ...] = ()
