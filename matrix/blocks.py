@@ -387,6 +387,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "device": device,
     "device-capture": lambda results: _each(device_blocks.capture, results.by_release("device/capture/")),
     "device-extraction": lambda results: _each(device_blocks.extraction, results.by_release("device/extract/")),
+    "device-speculators": lambda results: _each(device_blocks.speculators, results.by_release("device/speculators/")),
     "device-engine": lambda results: "\n\n".join(map(device_blocks.engine, results.by_release("device/engine/"))),
     "extraction": extraction,
     "bench": bench,

@@ -73,16 +73,59 @@ def extraction(result: Mapping[str, Any]) -> str:
     for name, entry in result["checks"].items():
         rates = {kind: statistics.median(found) for kind, found in entry.get("tokens_per_second", {}).items()}
         if rates or not entry["ok"]:
-            shares = entry.get("ratio_to_plain", {})
-            cells = [
-                f"{rates[k]:,.0f}" + (f" ({shares[k]:.3f})" if k in shares else "") if k in rates else "" for k in kinds
-            ]
+            cells = [f"{rates[kind]:,.0f}{_shares(entry, kind)}" if kind in rates else "" for kind in kinds]
             rows.append((name, *cells, f"{entry['kv_tokens']:,}" if "kv_tokens" in entry else "FAILED"))
     head = ("engine", "plain prefill", "aux", "hooks", "in files", "in the store", "vLLM's own, in files", "KV tokens")
     ceilings = result.get("together", {}).get("ceilings_tokens_per_second", {})
     limits = ", ".join(f"{name} {value:,}" for name, value in ceilings.items())
     limit = f"\n\nCeilings in tokens per second: {limits}." if limits else ""
     return f"{table(head, rows)}{limit}\n\n{_from(result)}"
+
+
+def _shares(entry: Mapping[str, Any], kind: str) -> str:
+    """Of plain prefill: with the last write, which a run has once however long it is, and without."""
+    if kind not in entry.get("ratio_to_plain", {}):
+        return ""
+    share = f"{entry['ratio_to_plain'][kind]:.3f}"
+    tails = entry["tail_seconds"][kind]
+    if not any(tails):
+        return f" ({share})"
+    rates, plain = entry["tokens_per_second"][kind], entry["tokens_per_second"]["plain"]
+    rounds = zip(rates, plain, tails, strict=True)
+    before = statistics.median(rate / other / (1 - tail * rate / entry["tokens"]) for rate, other, tail in rounds)
+    return f" ({share}; before the last write {before:.3f})"
+
+
+def speculators(result: Mapping[str, Any]) -> str:
+    """The generator of speculators against transformers, of one release."""
+    batches = ("mixed", "over the budget", "again")
+    rows = [
+        (
+            name,
+            entry.get("way", ""),
+            *(_batch(entry, batch) for batch in batches),
+            "refused" if "empty prompt" in entry else "NOT REFUSED",
+        )
+        for name, entry in result["checks"].items()
+    ]
+    head = (
+        "target, model runner",
+        "way",
+        "mixed lengths",
+        "over the token budget",
+        "the first again",
+        "an empty prompt",
+    )
+    return f"{table(head, rows)}\n\n{_from(result)}"
+
+
+def _batch(entry: Mapping[str, Any], name: str) -> str:
+    if not entry["ok"]:
+        return "FAILED"
+    found = entry[name]
+    wrong = len(found["prompts_with_rows_of_others"])
+    worst = max(map(float, found["median_relative_error_per_layer_id"]))
+    return f"{worst:.1e}" + (f", {wrong} of {found['prompts']} prompts WRONG" if wrong else "")
 
 
 def _yes(value: object) -> str:

@@ -253,7 +253,7 @@ def our_engine(given: argparse.Namespace, kinds: tuple[str, ...], *, eager: bool
             kv = config.cache_config.num_gpu_blocks * config.cache_config.block_size
             runner = type(loop.executor.driver_worker.worker.model_runner).__module__
         found = {"runner": runner, "kv_tokens": kv, "ways": ways, "tail_seconds": tails, "folder": str(place(given))}
-    return {**found, "start_seconds": round(started, 1), **summary(rates, "plain")}
+    return {**found, "start_seconds": round(started, 1), "tokens": tokens, **summary(rates, "plain")}
 
 
 def engine(*kinds: str, eager: bool, prepared: bool | None = None) -> Check:
