@@ -312,6 +312,16 @@ def test_explain_reports_a_mismatch_and_goes_on(world: World, monkeypatch: pytes
     assert [vc.SignatureMismatch] * 2 == [type(result) for result in select.explain()]
 
 
+def test_a_module_that_answers_none_to_every_name_does_not_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A __getattr__ without a raise: vllm.transformers_utils.tokenizer of 0.14 and 0.15."""
+    module = types.ModuleType("answers_none")
+    vars(module).update(__getattr__=lambda _: None, unset=None)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with pytest.raises(AttributeError, match=r"'answers_none' has no attribute 'missing'"):
+        resolve("answers_none:missing")
+    assert resolve("answers_none:unset") is None
+
+
 def test_many_threads_choose_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every thread gets the same class, and the live signature is read once."""
     world((0, 30, 0), takes_size)

@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, ClassVar, NoReturn
 
 from vllm_compat._unset import UNSET
@@ -27,7 +27,11 @@ def resolve(symbol: str) -> Any:
     module, path = _split(symbol)
     value: Any = sys.modules.get(module) or importlib.import_module(module)
     for name in path:
-        value = getattr(value, name)
+        owner, value = value, getattr(value, name)
+        # vllm.transformers_utils.tokenizer of 0.14 and 0.15 has a __getattr__ that answers None to what it does not know.
+        if value is None and isinstance(owner, ModuleType) and name not in vars(owner):
+            msg = f"module {module!r} has no attribute {name!r}"
+            raise AttributeError(msg)
     return value
 
 
