@@ -28,7 +28,7 @@ def resolve(symbol: str) -> Any:
     value: Any = sys.modules.get(module) or importlib.import_module(module)
     for name in path:
         owner, value = value, getattr(value, name)
-        # vllm.transformers_utils.tokenizer of 0.14 and 0.15 has a __getattr__ that answers None to what it does not know.
+        # vllm.transformers_utils.tokenizer of 0.14 and 0.15 has a __getattr__ that answers None to any other name.
         if value is None and isinstance(owner, ModuleType) and name not in vars(owner):
             msg = f"module {module!r} has no attribute {name!r}"
             raise AttributeError(msg)
