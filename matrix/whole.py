@@ -4,10 +4,10 @@
     python matrix/whole.py --cells 0.33.0 0.16.0 live-nightly    some of them
     python matrix/whole.py --prefix "nice -n 10"                 before the command of every cell
 
-Each cell is a nox session of its own: installed, run, its result written, and its environment removed (--keep leaves
-it). A cell that has a result of the commit that is checked out is not run again, so that a run that was stopped goes
-on where it was. At the end it prints what each cell took in time and disk; with 1 it says that a cell failed or that
-the budget did not reach.
+The newest patch release of each minor comes first. Each cell is a nox session of its own: installed, run, its result
+written, and its environment removed (--keep leaves it). A cell that has a result of the commit that is checked out is
+not run again, so that a run that was stopped goes on where it was. At the end it prints what each cell took in time and
+disk; with 1 it says that a cell failed or that the budget did not reach.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cells.recipe import NIGHTLY, ROOT, rows
+from cells.recipe import NIGHTLY, ROOT, numbers, rows
 from markdown_table import table
 
 RESULTS = ROOT / "matrix" / "results" / "live"
@@ -46,6 +46,13 @@ class Ran:
 def session(cell: str) -> str:
     """The nox session of a cell."""
     return cell if cell == NIGHTLY_SESSION else f"live({cell})"
+
+
+def newest_patches_first(releases: Iterable[str]) -> list[str]:
+    """The last patch release of each minor, newest first; then those that one replaced."""
+    newest_first = sorted(releases, key=numbers, reverse=True)
+    last = {numbers(release)[:2]: release for release in reversed(newest_first)}.values()
+    return [*(r for r in newest_first if r in last), *(r for r in newest_first if r not in last)]
 
 
 def environment(cell: str) -> Path:
@@ -133,7 +140,7 @@ def make_room(budget: int, before: int, kept: list[str]) -> int:
 def main(arguments: list[str]) -> int:
     """Run the cells; 0 when all are green."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    every = [*reversed(list(rows())), NIGHTLY_SESSION]
+    every = [*newest_patches_first(rows()), NIGHTLY_SESSION]
     parser.add_argument("--cells", nargs="+", choices=every, default=every, metavar="CELL", help="default: all")
     parser.add_argument("--hours", type=float, default=5.0, help="no cell is begun that would not be done by then")
     parser.add_argument("--gigabytes", type=float, default=25.0, help="what environments and cache may take at once")

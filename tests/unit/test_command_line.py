@@ -78,7 +78,7 @@ def test_releases_table():
 
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if "0.32.0" in line.split()[:1]]
-    assert line.split() == ["0.32.0", "2026-10-18", "3.11", "2.13.0", "0.32.0", "full", "live"]
+    assert line.split() == ["0.32.0", "2026-10-18", "3.11", "2.13.0", "0.32.0", "live"]
 
 
 def test_releases_table_in_a_narrow_terminal():

@@ -42,14 +42,12 @@ def test_the_table_is_complete_and_in_order():
 
 @pytest.mark.parametrize("release", releases.all_releases(), ids=lambda release: release.version)
 def test_every_row_is_filled_in(release):
-    """A row has a date, a Python floor, a torch, and a status and tier that mean something."""
+    """A row has a date, a Python floor, a torch, and a status that means something."""
     assert isinstance(release.date, datetime.date)
     assert re.fullmatch(r"3\.\d+", release.python)
     assert re.fullmatch(r"\d+\.\d+\.\d+", release.torch)
     assert release.status in ("live", "planned", "known_bad")
-    assert release.tier in ("full", "smoke", "source")
     assert release.cpu == "" or parse_release(release.cpu) == release.numbers
-    assert (release.tier == "source") == (release.cpu == "")
 
 
 @pytest.mark.parametrize("column", ["python", "torch"])

@@ -20,6 +20,12 @@ def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path))
 
 
+def test_the_newest_patch_of_each_minor_comes_first() -> None:
+    """A budget that ends early has then seen most of what differs."""
+    there = ["0.9.1", "0.10.0", "0.10.1", "0.10.10", "0.11.0"]
+    assert whole.newest_patches_first(there) == ["0.11.0", "0.10.10", "0.9.1", "0.10.1", "0.10.0"]
+
+
 def test_a_file_with_two_names_is_counted_once(tmp_path: Path) -> None:
     """Uv links an environment's files from its cache."""
     cache, environment = tmp_path / "cache", tmp_path / "environment"
