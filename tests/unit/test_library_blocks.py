@@ -22,7 +22,9 @@ def run(tests: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("tests", "said"), [({IDS: "passed"}, "equal"), ({IDS: ["failed", "x"]}, "not equal"), ({}, "")], ids=str
+    ("tests", "said"),
+    [({IDS: "passed"}, "equal"), ({IDS: ["failed", "x"]}, "NOT EQUAL"), ({IDS: ["skipped", "x"]}, ""), ({}, "")],
+    ids=str,
 )
 def test_a_row(tests: dict[str, Any], said: str) -> None:
     """Counts, each figure in its column, and what the script's ids showed; a blank for what was not run."""
