@@ -17,7 +17,7 @@ def test_the_library_example_runs_as_it_stands(tmp_path: Path) -> None:
     (example,) = [block for block in blocks if "import vllm_compat as vc" in block]
     (tmp_path / "example.py").write_text(example, encoding="utf-8")
 
-    # The variable that the tests set for vllm.LLM is not needed: make_vllm_config keeps the worker in the process.
+    # The variable that the tests set for vllm.LLM is not needed.
     environment = {name: value for name, value in os.environ.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}
     done = subprocess.run(
         [sys.executable, str(tmp_path / "example.py")],

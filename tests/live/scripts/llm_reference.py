@@ -46,8 +46,8 @@ def run(case: dict[str, Any], engines: Engines) -> Any:
     from vllm.inputs import TokensPrompt
     from vllm.lora.request import LoRARequest
 
-    llm = engines.get(case["engine"])
     try:
+        llm = engines.get(case["engine"])
         prompts = [TokensPrompt(prompt_token_ids=ids) for ids in case["prompts"]]
         params = []
         for options in case["params"]:
