@@ -208,13 +208,19 @@ def prompts_of(given: argparse.Namespace, seed: int = 0) -> list[list[int]]:
     return rows
 
 
+def bytes_per_token(shape: Any) -> int:
+    """Of its states, in bfloat16."""
+    size: int = len(LAYERS) * shape["config"]["hidden_size"] * 2
+    return size
+
+
 def place(given: argparse.Namespace) -> Path:
     """Where files go: memory, if there is room for a run's, else the disk."""
     if given.folder:
         return Path(given.folder)
     memory = Path("/dev/shm")
     shape: Any = SHAPES[given.shape]
-    needed = shape["prompts"] * shape["length"] * len(LAYERS) * shape["config"]["hidden_size"] * 2
+    needed = shape["prompts"] * shape["length"] * bytes_per_token(shape)
     roomy = memory.is_dir() and shutil.disk_usage(memory).free > 1.1 * needed
     return memory if roomy else Path(tempfile.gettempdir())
 
@@ -341,7 +347,7 @@ def vllm_engine(given: argparse.Namespace, *, extract: bool) -> dict[str, Any]:
 
 def wait_for(paths: list[Path], shape: Any) -> None:
     """Until every file has all its bytes."""
-    least = shape["length"] * len(LAYERS) * shape["config"]["hidden_size"] * 2
+    least = shape["length"] * bytes_per_token(shape)
     until = time.monotonic() + 30
     while not all(path.exists() and path.stat().st_size >= least for path in paths):
         if time.monotonic() > until:
@@ -379,7 +385,7 @@ def ceilings(given: argparse.Namespace) -> dict[str, Any]:
         for threads in (1, THREADS):
             made[f"files_{threads}_threads_GB_s"] = round(write_rate(Path(scratch), host, threads), 2)
     shape: Any = SHAPES[given.shape]
-    return {**made, "bytes_per_token": len(LAYERS) * shape["config"]["hidden_size"] * 2}
+    return {**made, "bytes_per_token": bytes_per_token(shape)}
 
 
 def write_rate(folder: Path, data: Any, threads: int) -> float:
