@@ -13,7 +13,7 @@ from .files import TEMPORARY_PREFIX, fsync_directory, lock
 from .rows import count_rows, read_rows
 from .sample_check import Refusals
 from .shards import DTYPES, Provenance, Shard, check_size, shard_name
-from .store_writer import LOCK, next_number, resume, write_index
+from .store_writer import LOCK, index_with, next_number, resume
 
 
 class Ledger:
@@ -71,9 +71,7 @@ class Ledger:
         shard = draft._replace(file=shard_name(number))
         (self.path / draft.file).rename(self.path / shard.file)
         fsync_directory(self.path)
-        shards = sorted([*self.shards, shard], key=lambda one: one.file)
-        write_index(self.path, self.provenance, shards)
-        self.shards = shards
+        self.shards = index_with(self.path, self.provenance, self.shards, shard)
         self.tokens += shard.tokens
 
     def give_back(self, worker: str) -> list[int]:

@@ -213,13 +213,11 @@ def publish_shard(
     try:
         shard = write_shard(file, samples, provenance)
         with publishing:
-            now = sorted([*shards, shard], key=lambda one: one.file)
             try:
-                write_index(path, provenance, now)
+                shards[:] = index_with(path, provenance, shards, shard)
             except OSError:
                 file.unlink()  # or the next try would write its samples a second time
                 raise
-            shards[:] = now
     except OSError as error:
         raise StoreError(
             f"writing {file.name} ({sum(sample.counts[1] for sample in samples)} tokens) to {path}",
@@ -233,6 +231,13 @@ def write_index(path: Path, provenance: Provenance, shards: Sequence[Shard]) -> 
     """Atomically. It lists shards, not samples: it is written anew with every shard, and must stay small."""
     entries = [shard.to_json() for shard in shards]
     write_json(path / INDEX, {"format": FORMAT, "provenance": provenance.to_json(), "shards": entries})
+
+
+def index_with(path: Path, provenance: Provenance, shards: Sequence[Shard], shard: Shard) -> list[Shard]:
+    """Write the index with one more shard; all of them, in the order of the numbers."""
+    more = sorted([*shards, shard], key=lambda one: one.file)
+    write_index(path, provenance, more)
+    return more
 
 
 def resume(path: Path, provenance: Provenance | None, recovered: list[str]) -> list[Shard]:
@@ -284,9 +289,8 @@ def _adopt(file: Path, provenance: Provenance, shards: list[Shard], known: set[s
         recovered.append(f"set aside {file.name}: {error.found}")
         return
     _check_provenance(path, there, provenance)
-    shards.append(shard)
+    shards[:] = index_with(path, provenance, shards, shard)
     known |= {place.id for place in shard.samples}
-    write_index(path, provenance, shards)
     recovered.append(f"adopted {file.name} ({len(shard.samples)} samples)")
 
 
