@@ -11,16 +11,13 @@ from markdown_table import table
 
 def engine(result: Mapping[str, Any]) -> str:
     """EngineLoop against vllm.LLM, and two GPUs against one, of one release."""
-    cases = result["EngineLoop against vllm.LLM"]
+    cases = {name: case for name, case in result["checks"].items() if not name.startswith("states-")}
     rows = [(name, _said(case, "greedy"), _said(case, "seeded")) for name, case in cases.items()]
     parts = [table(("target, mode, model runner", "greedy", "seeded sampling"), rows), _from(result)]
-    errors = {
-        name.partition(",")[0].upper(): max(map(float, listed))
-        for name, listed in result.get("two GPUs against one", {}).items()
-        if isinstance(listed, list)
-    }
-    if errors:
-        told = ", ".join(f"{error:.1e} on the {runner} runner" for runner, error in errors.items())
+    found = result.get("together", {}).get("two_gpus_median_relative_error_per_boundary", {})
+    if found:
+        worst = {runner: max(map(float, errors)) for runner, errors in found.items()}
+        told = ", ".join(f"{error:.1e} on the {runner.upper()} runner" for runner, error in worst.items())
         parts.insert(1, f"Tensor parallelism over two GPUs: the median token's states differ from one GPU's by {told}.")
     return "\n\n".join(parts)
 
@@ -134,7 +131,7 @@ def _yes(value: object) -> str:
 
 def _from(result: Mapping[str, Any]) -> str:
     """Where the numbers come from, and what is to be said about them."""
-    command = result["command"].partition(" --out")[0].partition(" --scratch")[0]
+    command = result["command"].partition(" --out")[0]
     note = f"{result['note']}\n\n" if "note" in result else ""
     machine = f"{result['gpu']}, torch {result['torch']}"
     vllm = f"vLLM {result['vllm']} ({result['distribution']})"

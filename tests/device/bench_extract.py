@@ -410,7 +410,7 @@ def write_rate(folder: Path, data: Any, threads: int) -> float:
 # -- all of it -------------------------------------------------------------------------------------------------------
 
 
-def together(checks: dict[str, Any]) -> dict[str, Any]:
+def together(_: argparse.Namespace, checks: dict[str, Any]) -> dict[str, Any]:
     """Ratios across engines of this run, and which ceiling is the lowest."""
     made: dict[str, Any] = {}
     medians = {

@@ -21,7 +21,6 @@ import argparse
 import json
 import shutil
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -376,33 +375,28 @@ def head(given: argparse.Namespace, target: str) -> dict[str, Any]:
 # -- all of it -------------------------------------------------------------------------------------------------------
 
 
-def compare(scratch: str) -> Any:
+def compare(given: argparse.Namespace, checks: dict[str, Any]) -> dict[str, Any]:
     """Both runners' states, bit for bit."""
+    import torch
+    from safetensors.torch import load_file
 
-    def together(checks: dict[str, Any]) -> dict[str, Any]:
-        import torch
-        from safetensors.torch import load_file
-
-        found: dict[str, Any] = {}
-        for target in ("mla", "tiny"):
-            if not all(checks.get(f"{target}-states-{runner}", {}).get("ok") for runner in ("v1", "v2")):
-                continue
-            v1, v2 = (load_file(Path(scratch, f"{target}-{runner}.safetensors")) for runner in ("v1", "v2"))
-            found[target] = {
-                "v1_equals_v2_bit_for_bit": {
-                    way: all(torch.equal(v1[key], v2[key]) for key in v1 if key.startswith(f"{way}."))
-                    for way in ("whole", "chunked", "cached")
-                }
+    found: dict[str, Any] = {}
+    for target in ("mla", "tiny"):
+        if not all(checks.get(f"{target}-states-{runner}", {}).get("ok") for runner in ("v1", "v2")):
+            continue
+        v1, v2 = (load_file(Path(given.scratch, f"{target}-{runner}.safetensors")) for runner in ("v1", "v2"))
+        found[target] = {
+            "v1_equals_v2_bit_for_bit": {
+                way: all(torch.equal(v1[key], v2[key]) for key in v1 if key.startswith(f"{way}."))
+                for way in ("whole", "chunked", "cached")
             }
-        return found
-
-    return together
+        }
+    return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--scratch", help=argparse.SUPPRESS)
     checks = Checks(__file__, parser)
 
     def add(target: str, what: str, runner: str, check: Check, limit: int, *, usual: bool = True) -> None:
@@ -422,11 +416,7 @@ def main() -> int:
             check = states_check(target, runner)
             add(target, "states", runner, check, 120, usual=False)
     add("mla", "head", "v2", lambda given: head(given, "mla"), 100, usual=False)
-    if "--scratch" in sys.argv:
-        return checks.main(machine, compare(""))
-    with tempfile.TemporaryDirectory() as scratch:
-        sys.argv += ["--scratch", scratch]
-        return checks.main(machine, compare(scratch))
+    return checks.main(machine, compare)
 
 
 def states_check(target: str, runner: str) -> Check:

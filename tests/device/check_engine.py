@@ -2,31 +2,41 @@
 
     python tests/device/check_engine.py --model tests/fixtures/tiny-kimi
 
-Needs vLLM with a CUDA build, transformers and a GPU (two for the second part, which says so otherwise); no package
-index. Targets: a random DeepSeek-V3 with Kimi's head sizes, on the V1 and the V2 model runner, eager and compiled; and
-Kimi at full width (hidden 7168, 64 heads, MLA, 6 layers, 32 experts) with dummy weights. Each case has a process of its
-own and a place in the document, whether it came to its end or not.
+Needs vLLM with a CUDA build, transformers and a GPU (two for states-tp2); no package index. Targets: "mla", a random
+DeepSeek-V3 with Kimi's head sizes, and "wide", Kimi at full width (hidden 7168, 64 heads, MLA, 6 layers, 32 experts)
+with dummy weights. Names: <target>-<mode>-<runner> for the tokens, states-tp<size>-<runner> for the states.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import tempfile
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from check_capture import build_random, prompts
-from checks import ENVIRONMENT
+sys.path.insert(0, str(Path(__file__).parent))
+from check_capture import prompts, target_of
+from checks import Check, Checks, machine
 from kimi_shape import KIMI
 
+#: Of the 8 layers of "mla", for the comparison of one GPU with two; hooks give all of them on every release.
+LAYERS = (0, 2, 4, 5, 8)
 
-def identity(case: dict[str, Any]) -> dict[str, Any]:
+
+def arguments_of(given: argparse.Namespace, target: str) -> dict[str, Any]:
+    """Engine arguments; less than half of the memory, since a vllm.LLM that was shut down may hold its share still."""
+    made: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": 1024, "max_num_seqs": 8}
+    made |= {"gpu_memory_utilization": 0.4, "enable_prefix_caching": False, "skip_tokenizer_init": True}
+    if target == "mla":
+        return {**made, "model": str(target_of(given, "mla"))}
+    folder = Path(given.scratch, "wide")
+    folder.mkdir(exist_ok=True)
+    Path(folder, "config.json").write_text(json.dumps(KIMI))
+    return {**made, "model": str(folder), "load_format": "dummy"}
+
+
+def identity(given: argparse.Namespace, target: str, *, eager: bool) -> dict[str, Any]:
     """Tokens of vllm.LLM and of EngineLoop, one after the other in this process, with the same engine arguments."""
     import torch
     from vllm import LLM, SamplingParams
@@ -34,10 +44,13 @@ def identity(case: dict[str, Any]) -> dict[str, Any]:
 
     import vllm_compat as vc
 
+    # In step with the loop, which does not schedule ahead.
+    engine = {**arguments_of(given, target), "enforce_eager": eager, "async_scheduling": False}
     options = {"max_tokens": 24, "ignore_eos": True, "detokenize": False}
     kinds = {"greedy": {"temperature": 0.0}, "seeded": {"temperature": 0.8, "top_p": 0.9, "seed": 7}}
-    inputs = [TokensPrompt(prompt_token_ids=ids) for ids in case["prompts"]]
-    llm = LLM(**case["engine"])
+    sent = prompts(given.model)
+    inputs = [TokensPrompt(prompt_token_ids=ids) for ids in sent]
+    llm = LLM(**engine)
     theirs = {}
     for name, kind in kinds.items():
         outputs = llm.generate(inputs, SamplingParams(**options, **kind), use_tqdm=False)
@@ -46,170 +59,93 @@ def identity(case: dict[str, Any]) -> dict[str, Any]:
     del llm
     torch.cuda.empty_cache()
     report: dict[str, Any] = {}
-    with vc.EngineLoop(vc.make_vllm_config(**case["engine"])) as loop:
+    with vc.EngineLoop(vc.make_vllm_config(**engine)) as loop:
         report["num_gpu_blocks"] = loop.kv_cache_config.num_blocks
         for name, kind in kinds.items():
             # All at once, as vllm.LLM adds them: a batch of other rows rounds differently.
-            finished = list(
-                loop.generate(case["prompts"], vc.make_sampling_params(**options, **kind), max_in_flight=len(inputs))
-            )
+            params = vc.make_sampling_params(**options, **kind)
+            finished = list(loop.generate(sent, params, max_in_flight=len(inputs)))
             same = [list(done.token_ids) == tokens for done, tokens in zip(finished, theirs[name], strict=True)]
             report[name] = f"{sum(same)} of {len(same)} prompts token-identical"
-        if case["engine"].get("enforce_eager"):
+        if eager:
             with vc.capture_hidden_states(loop, (2, 4)) as capture:
                 report["runner"] = capture.model_info["runner"]
     return report
 
 
-def states(case: dict[str, Any]) -> dict[str, Any]:
-    """Hidden states and tokens of every prompt, into a file."""
+def states(given: argparse.Namespace, size: int, runner: str) -> dict[str, Any]:
+    """Hidden states of every prompt, on so many GPUs, left in the scratch folder."""
     import torch
     from safetensors.torch import save_file
 
     import vllm_compat as vc
 
+    if torch.cuda.device_count() < size:
+        return {"left out": f"{torch.cuda.device_count()} GPU here"}
+    engine = {**arguments_of(given, "mla"), "enforce_eager": True, "tensor_parallel_size": size}
     params = vc.make_sampling_params(temperature=0.0, max_tokens=8, ignore_eos=True, detokenize=False)
+    sent = prompts(given.model)
     kept: dict[str, torch.Tensor] = {}
     with (
-        vc.EngineLoop(vc.make_vllm_config(**case["engine"])) as loop,
-        vc.capture_hidden_states(loop, case["layers"]) as capture,
+        vc.EngineLoop(vc.make_vllm_config(**engine)) as loop,
+        vc.capture_hidden_states(loop, LAYERS) as capture,
     ):
-        for index, done in enumerate(loop.generate(case["prompts"], params)):
+        for index, done in enumerate(loop.generate(sent, params)):
             captured = capture.pop(done.request_id)
-            length = len(case["prompts"][index])  # what is generated may differ behind a near tie
-            kept[str(index)] = captured.hidden_states[:length].contiguous()
-        runner = capture.model_info["runner"]
-    save_file(kept, case["out"])
-    return {"runner": runner}
+            # What is generated may differ behind a near tie.
+            kept[str(index)] = captured.hidden_states[: len(sent[index])].contiguous()
+    save_file(kept, Path(given.scratch, f"tp{size}-{runner}.safetensors"))
+    return {"runner": capture.model_info["runner"]}
 
 
-CASES = {"identity": identity, "states": states}
+def compare(given: argparse.Namespace, checks: dict[str, Any]) -> dict[str, Any]:
+    """Two GPUs against one: per runner and boundary, the median over tokens of the relative error.
 
-
-def run(what: str, case: dict[str, Any], environment: dict[str, str], scratch: Path) -> dict[str, Any]:
-    """A case in a process of its own; its report, or the end of what it said."""
-    with tempfile.NamedTemporaryFile("w", dir=scratch, suffix=".json", delete=False) as writer:
-        json.dump(case, writer)
-    file = writer.name
-    began = time.monotonic()
-    command = [sys.executable, __file__, "--case", what, file]
-    try:
-        done = subprocess.run(
-            command,
-            env={**os.environ, **ENVIRONMENT, **environment},
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        return {"error": f"not done after {error.timeout} s"}
-    seconds = {"seconds": round(time.monotonic() - began, 1)}
-    if done.returncode:
-        return {"error": (done.stdout + done.stderr)[-3000:], **seconds}
-    results = [line for line in done.stdout.splitlines() if line.startswith("{")]  # vLLM may log when it ends
-    return {**json.loads(results[-1]), **seconds}
-
-
-def identities(model: Path, random: Path, wide: Path, scratch: Path) -> dict[str, Any]:
-    """EngineLoop against vllm.LLM, case by case."""
-    import torch
-
-    sent = prompts(model)
-    common = {"dtype": "bfloat16", "max_model_len": 1024, "max_num_seqs": 8, "gpu_memory_utilization": 0.4}
-    # In step with the loop, which does not schedule ahead.
-    common |= {"async_scheduling": False, "enable_prefix_caching": False, "skip_tokenizer_init": True}
-    small = {**common, "model": str(random)}
-    full = {**common, "model": str(wide), "load_format": "dummy"}
-    engines = {
-        "random-with-mla, eager": {**small, "enforce_eager": True},
-        "random-with-mla, compiled": small,
-        "full width, eager": {**full, "enforce_eager": True},
-    }
-
-    def on_runner(runner: str, flag: str, gpu: int) -> dict[str, Any]:
-        environment = {"VLLM_USE_V2_MODEL_RUNNER": flag, "CUDA_VISIBLE_DEVICES": str(gpu)}
-        return {
-            f"{name}, {runner}": run("identity", {"engine": engine, "prompts": sent}, environment, scratch)
-            for name, engine in engines.items()
-        }
-
-    # A runner on each GPU at the same time, if there are two.
-    gpus = torch.cuda.device_count()
-    with ThreadPoolExecutor(min(gpus, 2)) as pool:
-        both = [pool.submit(on_runner, "v1", "0", 0), pool.submit(on_runner, "v2", "1", min(1, gpus - 1))]
-    return {name: report for runner in both for name, report in runner.result().items()}
-
-
-def two_gpus(model: Path, random: Path, scratch: Path) -> dict[str, Any]:
-    """States of two GPUs against those of one."""
+    The median, because a router's near tie that rounding decides otherwise sends a token through another expert.
+    """
     import torch
     from safetensors.torch import load_file
 
-    if torch.cuda.device_count() < 2:
-        return {"left out": "one GPU here"}
-    engine = {"model": str(random), "dtype": "bfloat16", "enforce_eager": True, "max_model_len": 1024}
-    engine |= {"gpu_memory_utilization": 0.3, "max_num_seqs": 8, "enable_prefix_caching": False}
-    report: dict[str, Any] = {}
-    for runner, flag in {"v1": "0", "v2": "1"}.items():
-        kept = {}
+    found: dict[str, Any] = {}
+    for runner in ("v1", "v2"):
+        files = [Path(given.scratch, f"tp{size}-{runner}.safetensors") for size in (1, 2)]
+        if not all(checks.get(f"states-tp{size}-{runner}", {}).get("ok") for size in (1, 2)):
+            continue
+        if not all(file.exists() for file in files):
+            continue
+        one, two = map(load_file, files)
+        errors = [
+            (one[key].float() - two[key].float()).norm(dim=2) / one[key].float().norm(dim=2).clamp(1e-9) for key in one
+        ]
+        found[runner] = [f"{error:.1e}" for error in torch.cat(errors).median(dim=0).values]
+    return {"two_gpus_median_relative_error_per_boundary": found} if found else {}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True)
+    checks = Checks(__file__, parser)
+
+    def identity_check(target: str, *, eager: bool) -> Check:
+        return lambda given: identity(given, target, eager=eager)
+
+    def states_check(size: int, runner: str) -> Check:
+        return lambda given: states(given, size, runner)
+
+    for runner in ("v2", "v1"):
+        flag = str(int(runner == "v2"))
+        for target, eager in (("mla", True), ("mla", False), ("wide", True)):
+            name = f"{target}-{'eager' if eager else 'compiled'}-{runner}"
+            checks.add(name, identity_check(target, eager=eager), limit=150, VLLM_USE_V2_MODEL_RUNNER=flag)
+    for runner in ("v1", "v2"):
+        flag = str(int(runner == "v2"))
         for size in (1, 2):
-            out = scratch / f"tp{size}.safetensors"
-            case = {
-                "engine": {**engine, "tensor_parallel_size": size},
-                "prompts": prompts(model),
-                "layers": [0, 2, 4, 5, 8],
-            }
+            check = states_check(size, runner)
+            # NVLink multicast is not to be had everywhere.
             environment = {"VLLM_USE_V2_MODEL_RUNNER": flag, "NCCL_NVLS_ENABLE": "0"}
-            report[f"{runner}, {size}"] = run("states", {**case, "out": str(out)}, environment, scratch)
-            if "error" not in report[f"{runner}, {size}"]:
-                kept[size] = load_file(out)
-        if len(kept) == 2:
-            # The median: a router's near tie that rounding decides otherwise sends a token through another expert.
-            errors = torch.cat(
-                [
-                    (kept[1][key].float() - kept[2][key].float()).norm(dim=2)
-                    / kept[1][key].float().norm(dim=2).clamp(1e-9)
-                    for key in kept[1]
-                ]
-            )
-            report[f"{runner}, median relative error per boundary"] = [f"{e:.1e}" for e in errors.median(dim=0).values]
-    return report
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("engine.json"))
-    parser.add_argument("--only", choices=("identity", "two-gpus"))
-    parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.case:
-        what, file = arguments.case
-        print(json.dumps(CASES[what](json.loads(Path(file).read_text()))))
-        return
-    import torch
-
-    import vllm_compat as vc
-
-    here = vc.installed()
-    report: dict[str, Any] = {"vllm": here.version, "distribution": here.distribution, "torch": torch.__version__}
-    report |= {"gpu": torch.cuda.get_device_name(), "gpus": torch.cuda.device_count()}
-    with tempfile.TemporaryDirectory() as name:
-        scratch = Path(name)
-        random = build_random(scratch / "random", arguments.model)
-        wide = scratch / "wide"
-        wide.mkdir()
-        (wide / "config.json").write_text(json.dumps(KIMI))
-        # After each part: a machine's time may end before the last one.
-        if arguments.only != "two-gpus":
-            report["EngineLoop against vllm.LLM"] = identities(arguments.model, random, wide, scratch)
-            arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-        if arguments.only != "identity":
-            report["two GPUs against one"] = two_gpus(arguments.model, random, scratch)
-            arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
+            checks.add(f"states-tp{size}-{runner}", check, limit=100, usual=True, **environment)
+    return checks.main(machine, compare)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
@@ -26,13 +27,15 @@ ENVIRONMENT = {
 }
 
 Check = Callable[[argparse.Namespace], Mapping[str, Any]]
+#: The options and the entries so far -> what only several of them together say.
+Compare = Callable[[argparse.Namespace, dict[str, Any]], Mapping[str, Any]]
 
 
 class Checks:
     """Named checks of one script, and the options to choose among them.
 
     The script calls itself for each: ``python script.py <the same options> --one NAME``. The last line that a check
-    prints with a "{" at its start is its result.
+    prints with a "{" at its start is its result. What one check leaves for another is in the folder ``given.scratch``.
     """
 
     def __init__(self, script: str, parser: argparse.ArgumentParser) -> None:
@@ -45,12 +48,12 @@ class Checks:
         self._checks[name] = check, environment, limit
         self._usual += [name] if usual else []
 
-    def main(self, facts: Check, compare: Callable[[dict[str, Any]], Mapping[str, Any]]) -> int:
+    def main(self, facts: Check, compare: Compare) -> int:
         """Run the checks asked for; 1 when one failed.
 
         Args:
-            facts: What the document begins with: versions, device; also what has to be made once.
-            compare: From the document, what only several checks together say; called after each.
+            facts: What the document begins with: versions and device.
+            compare: Called after each check.
         """
         names = ", ".join(self._checks)
         unasked = ",".join(self._usual)
@@ -60,10 +63,16 @@ class Checks:
         )
         self._parser.add_argument("--out", type=Path, default=Path(f"{Path(self._script).stem}.json"))
         self._parser.add_argument("--one", help=argparse.SUPPRESS)
+        self._parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
         given = self._parser.parse_args()
         if given.one:
             print(json.dumps(self._checks[given.one][0](given)))
             return 0
+        with tempfile.TemporaryDirectory() as scratch:
+            given.scratch = Path(scratch)
+            return self._run_all(given, facts, compare)
+
+    def _run_all(self, given: argparse.Namespace, facts: Check, compare: Compare) -> int:
         began = time.monotonic()
         report: dict[str, Any] = {"command": f"python {' '.join(sys.argv)}", **facts(given), "checks": {}}
         chosen = given.only.split(",")
@@ -72,9 +81,9 @@ class Checks:
             self._parser.error(f"no such check: {', '.join(unknown)}")
         for name in chosen:
             left = given.budget - (time.monotonic() - began)
-            report["checks"][name] = self._run(name, min(self._checks[name][2], int(left)))
+            report["checks"][name] = self._run(name, given.scratch, min(self._checks[name][2], int(left)))
             try:
-                report["together"] = compare(report["checks"])
+                report["together"] = compare(given, report["checks"])
             except Exception as error:  # noqa: BLE001 - the entries that it is made of are in the document
                 report["together"] = {"error": f"{type(error).__name__}: {error}"}
             report["seconds"] = round(time.monotonic() - began, 1)
@@ -85,11 +94,11 @@ class Checks:
         print(json.dumps(report, indent=1))
         return 0 if all(entry["ok"] for entry in report["checks"].values()) else 1
 
-    def _run(self, name: str, limit: int) -> dict[str, Any]:
+    def _run(self, name: str, scratch: Path, limit: int) -> dict[str, Any]:
         if limit < 20:
             return {"ok": False, "seconds": 0, "error": "not begun: no time left (--budget)"}
         began = time.monotonic()
-        command = [sys.executable, self._script, *sys.argv[1:], "--one", name]
+        command = [sys.executable, self._script, *sys.argv[1:], "--scratch", str(scratch), "--one", name]
         environment = {**os.environ, **ENVIRONMENT, **self._checks[name][1]}
         try:
             done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit, check=False)
