@@ -101,18 +101,18 @@ def test_compression_has_two_names(kind: str, name: str) -> None:
     ("name", "member"), [("mamba1", "MAMBA1"), ("gdn_attention", "GDN_ATTN"), ("short_conv", "SHORT_CONV")]
 )
 def test_the_type_of_a_mamba_layer_is_a_string(name: str, member: str) -> None:
-    """As it was up to 0.21.0; where vLLM wants a member of its enum, it gets that."""
+    """As it was up to 0.20.2; where vLLM wants a member of its enum, it gets that."""
     made = vc.make_kv_cache_spec("mamba", **OPTIONS["mamba"], mamba_type=name)
     default = vc.make_kv_cache_spec("mamba", **OPTIONS["mamba"]).mamba_type
     assert type(default) is type(made.mamba_type)
-    assert by_release(("0", name), ("0.22.0", member)) == getattr(made.mamba_type, "name", made.mamba_type)
+    assert by_release(("0", name), ("0.21.0", member)) == getattr(made.mamba_type, "name", made.mamba_type)
     again = vc.make_kv_cache_spec("mamba", **OPTIONS["mamba"], mamba_type=made.mamba_type)
     assert made == again
 
 
 def test_an_unknown_type_of_mamba_layer_is_refused_where_there_is_a_list() -> None:
     """With the names that there are."""
-    if RELEASE < (0, 22):
+    if RELEASE < (0, 21):
         assert "mamba9" == vc.make_kv_cache_spec("mamba", **OPTIONS["mamba"], mamba_type="mamba9").mamba_type
         return
     with pytest.raises(vc.VllmCompatError, match="MAMBA2"):
