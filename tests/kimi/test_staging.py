@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from vllm_compat.capture.recorder import RequestStates, _Chunk
-from vllm_compat.capture.staging import Rows, Staging
+from vllm_compat.capture.staging import Gap, Rows, Staging
 
 H = 1024
 
@@ -70,3 +72,31 @@ def test_a_worker_process_sends_states_only() -> None:
     sent = pickle.dumps(states)
     assert len(sent) < 2 * states.nbytes
     assert torch.equal(states.tensor(), pickle.loads(sent).tensor())
+
+
+def seconds_in(gap: Gap) -> float:
+    began = time.monotonic()
+    gap.wait()
+    return time.monotonic() - began
+
+
+def test_other_threads_leave_the_gap_between_two_steps_to_the_loop() -> None:
+    """Until the next step runs, or not for long; the loop's own thread waits for nothing."""
+    with ThreadPoolExecutor(1) as thread:
+        gap = Gap(60)
+        assert seconds_in(gap) < 1
+        waiting = thread.submit(seconds_in, gap)
+        time.sleep(0.05)
+        assert not waiting.done()
+        gap.end()
+        assert waiting.result(30) < 30
+        assert thread.submit(seconds_in, gap).result(30) < 1
+        assert thread.submit(seconds_in, Gap(0.2)).result(30) >= 0.15
+
+
+def test_the_gap_is_counted_once() -> None:
+    """From its beginning, not from when each of many threads or requests comes to it."""
+    gap = Gap(0.1)
+    time.sleep(0.15)
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(seconds_in, gap).result(30) < 0.08

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +15,37 @@ import torch
 _OWN = 1 << 20
 #: Steps whose rows may be on their way at once: more would pile up in device memory where the bus is the slower one.
 _STEPS = 2
+#: Seconds that other threads leave the loop to itself between two steps; it needs a few milliseconds.
+_GAP = 0.02
+
+
+class Gap:
+    """The time between two steps, when the device waits for the loop, and the loop should not have to wait for the GIL.
+
+    Threads that would work on the rows of the last step wait here until the next one runs on the device; not for long,
+    since there may be no next one, and not at all in the thread that made this, which is the loop's.
+    """
+
+    def __init__(self, seconds: float = _GAP) -> None:
+        self._loop = threading.get_ident()
+        self._over = threading.Event()
+        self._until = time.monotonic() + seconds
+
+    def end(self) -> None:
+        """The next step runs."""
+        self._over.set()
+
+    def wait(self) -> None:
+        """Until then."""
+        if threading.get_ident() != self._loop:
+            self._over.wait(max(0.0, self._until - time.monotonic()))
 
 
 class _Copy:
     """The rows of one step in device memory, and where they go; copied when somebody says so, once."""
 
     def __init__(self, stacked: torch.Tensor, stream: Any, hosts: list[tuple[int, torch.Tensor]]) -> None:
+        self._gap = Gap()
         self._stacked: torch.Tensor | None = stacked
         self._hosts = hosts
         self._stream = stream
@@ -30,6 +56,7 @@ class _Copy:
 
     def launch(self) -> None:
         """Queue the copies, unless that was done; from any thread."""
+        self._gap.end()
         with self._lock:
             stacked = self._stacked
             if stacked is None:
@@ -46,6 +73,7 @@ class _Copy:
 
     def wait(self) -> None:
         """Until the rows are there; the GIL is free meanwhile."""
+        self._gap.wait()
         self.launch()
         self._done.synchronize()
 
@@ -76,9 +104,9 @@ class Staging:
     From a CUDA device the rows are copied on a stream of their own into pinned memory, while the next step runs;
     nothing waits for them here. Not earlier: the step's sampled tokens go the same way, a few bytes that the scheduler
     waits for, and the device copies in the order in which copies are queued. So they are queued behind the next forward
-    pass, or by whoever asks for them first. Pinned memory comes from PyTorch's caching host allocator, which reuses a
-    block when its tensor is gone and the copy into it done: in steady state nothing is allocated, and what is held is
-    what nobody has popped yet.
+    pass, or by whoever asks for them first; other threads than the loop's ask when that pass runs (see ``Gap``). Pinned
+    memory comes from PyTorch's caching host allocator, which reuses a block when its tensor is gone and the copy into
+    it done: in steady state nothing is allocated, and what is held is what nobody has popped yet.
 
     Args:
         device: Where the rows are.
