@@ -7,6 +7,7 @@ nox -s matrix   the live tests on every release, within a budget of time and dis
 nox -s speculators    speculators, unmodified, on every release
 nox -s upstream    vLLM's own scheduler tests with our factories, on every release
 nox -s bench-extract            durable extraction of hidden states beside plain prefill
+nox -s bench-speculators        the same beside the unmodified generator of speculators
 nox -s lint     ruff, mypy, import-linter, stale documents
 
 nox -s contract                 a part of the tests: adapters against every recorded release, without vLLM
@@ -35,6 +36,8 @@ NEWEST = KERNELS
 OLDEST, *_, LAST = RELEASES = list(rows())
 SMOKE = (OLDEST, "0.16.0", LAST)
 SPECULATORS = ("0.3.0", "0.4.0")
+#: What speculators 0.3.0 pins, and runs on without us.
+SPECULATORS_PIN = "0.11.0"
 PYTEST = ("python", "-m", "pytest", "-p", "no:cacheprovider")
 
 
@@ -144,6 +147,14 @@ def bench_extract(session: nox.Session) -> None:
     env = install(session, NEWEST)
     session.run("python", "matrix/bench_extract.py", *session.posargs, env=env)
     session.run("python", "matrix/bench_store.py", *({"--write"} & {*session.posargs}), env=env)
+
+
+@nox.session(python=PYTHON, name="bench-speculators")
+def bench_speculators(session: nox.Session) -> None:
+    """Durable extraction beside the unmodified generator of speculators, on the release that it is written for."""
+    env = install(session, SPECULATORS_PIN)
+    session.install("--no-deps", "-r", "matrix/constraints/speculators.txt", f"speculators=={SPECULATORS[0]}")
+    session.run("python", "matrix/bench_extract.py", "--beside-speculators", *session.posargs, env=env)
 
 
 @nox.session(python=PYTHON)

@@ -52,7 +52,8 @@ def measure(pair: Pair) -> dict[str, Any]:
     once = max(per_call(pair.native, 3), 1e-7)
     calls = max(1, round(BLOCK_SECONDS / once))
     rounds = max(9, min(ROUNDS, round(SECONDS_PER_PAIR / (2 * calls * once))))
-    ours, native = [], []
+    ours: list[float] = []
+    native: list[float] = []
     for index in range(rounds):
         # Whoever goes second finds warmer caches, so they take turns.
         order = ((native, pair.native), (ours, pair.ours))

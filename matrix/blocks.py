@@ -362,11 +362,14 @@ def extraction(results: Results) -> str:
         speeds = (f"{numbers[name]:,}" for name in ("plain_tokens_per_second", "tokens_per_second"))
         spread = f"{min(numbers['ratios']):.2f} to {max(numbers['ratios']):.2f}"
         shares = (f"{numbers['ratio']:.3f}", spread, f"{numbers['processor_ratio']:.3f}")
-        rows.append((result["release"], *speeds, *shares, numbers["rounds"]))
+        theirs = numbers.get("speculators_tokens_per_second")
+        beside = "" if theirs is None else f"{theirs:,} (ours is {numbers['ratio_to_speculators']} times that)"
+        rows.append((result["release"], *speeds, *shares, numbers["rounds"], beside))
         sources.append(_source(result))
     if not rows:
         return "Not measured yet."
-    head = ("vLLM", "plain prefill, tokens/s", "extraction", "ratio", "of the rounds", "of processor time", "rounds")
+    ratios = ("ratio", "of the rounds", "of processor time", "rounds")
+    head = ("vLLM", "plain prefill, tokens/s", "extraction", *ratios, "speculators' generator, unmodified")
     return "\n\n".join((_table(head, rows), *sources))
 
 

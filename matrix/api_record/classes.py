@@ -227,7 +227,7 @@ def _takes_anything(tree: Tree, symbol: Symbol) -> bool:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "model_config":
                 keywords = {k.arg: k.value for k in ast.walk(node.value) if isinstance(k, ast.keyword)}
                 if "extra" in keywords:
-                    return ast.literal_eval(keywords["extra"]) == "allow"
+                    return bool(ast.literal_eval(keywords["extra"]) == "allow")
     return False
 
 

@@ -12,7 +12,7 @@ import importlib
 import inspect
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from upstream.ledger import Left
@@ -31,7 +31,7 @@ class Part:
     """
 
     field: str
-    renamed: Mapping[str, str] = field(default_factory=dict)
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     always: tuple[str, ...] = ()
     whole: bool = False
 
@@ -143,10 +143,11 @@ def _max_model_len(asked: Any, stated: Mapping[str, Any]) -> int | None:
     The longer one holds every request of the test, but without chunked prefill a batch has to hold all of a prompt.
     """
     given = stated.get("scheduler_config")
-    scheduler = _remembered[id(given)].stated.get("max_model_len") if given is not None else None
+    scheduler: int | None = _remembered[id(given)].stated.get("max_model_len") if given is not None else None
     if scheduler is None or not asked.scheduler_config.enable_chunked_prefill:
         return scheduler
-    return max(scheduler, asked.model_config.max_model_len)
+    model: int = asked.model_config.max_model_len
+    return max(scheduler, model)
 
 
 def _looks(part: Any) -> dict[str, str]:
