@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from itertools import takewhile
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -17,8 +15,9 @@ from vllm_compat.adapters.select import adapter
 from vllm_compat.errors import Refusal, VllmCompatError
 from vllm_compat.factories.executor import initialize_kv_cache, make_executor
 from vllm_compat.factories.scheduler import make_scheduler, make_structured_output_manager
+from vllm_compat.flights import Flights
 from vllm_compat.hashing import make_block_hasher
-from vllm_compat.values import DraftStep, FinishedRequest, RequestUpdate, ScheduledBatch
+from vllm_compat.values import FinishedRequest, RequestUpdate
 
 __all__ = ["EngineLoop", "LoopObserver"]
 
@@ -40,13 +39,6 @@ class LoopObserver(Protocol):
 
 #: Whether a loop's worker runs in this process. vLLM's process groups are global to a process and made for one model.
 _in_process_loop_is_open = False
-
-
-@dataclass
-class _InFlight:
-    request: Any
-    updates: list[RequestUpdate] = field(default_factory=list)
-    drafts: list[DraftStep] = field(default_factory=list)
 
 
 class EngineLoop:
@@ -92,11 +84,8 @@ class EngineLoop:
         self._outputs = adapter("engine_core_output")
         self._scheduler_outputs = adapter("scheduler_output")
         self._inputs = adapter("input_processor")
-        self._in_flight: dict[str, _InFlight] = {}
-        self._done: dict[str, FinishedRequest] = {}
-        self._promised: set[str] = set()  # requests of a running generate, which collect leaves to it
+        self._flights = Flights()
         self._observers: list[LoopObserver] = []
-        self._counter = 0
         self._input_processor: Any = None
         self._failed: BaseException | None = None
         self._refuse_unmatched_scheduler(scheduler_cls)
@@ -206,7 +195,7 @@ class EngineLoop:
         """
         self._check_open()
         if request_id is None:
-            request_id = self._next_id()
+            request_id = self._flights.next_id()
         if not isinstance(prompt, (str, Mapping)):
             prompt = plain_token_ids(request_id, prompt)
         if self._input_processor is None:
@@ -235,12 +224,6 @@ class EngineLoop:
                 advice="make_vllm_config(…, mm_processor_cache_gb=0)",
             )
 
-    def _next_id(self) -> str:
-        while str(self._counter) in self._in_flight or str(self._counter) in self._done:
-            self._counter += 1
-        self._counter += 1
-        return str(self._counter - 1)
-
     def _check_open(self) -> None:
         if self.executor is None:
             raise VllmCompatError(
@@ -260,7 +243,7 @@ class EngineLoop:
         self._check_open()
         _refuse_unserved(request)
         request_id: str = request.request_id
-        if request_id in self._in_flight or request_id in self._done:
+        if self._flights.is_used(request_id):
             raise VllmCompatError(
                 f"request {request_id!r}",
                 needed="an id that is not in use",
@@ -273,7 +256,7 @@ class EngineLoop:
         for observer in self._observers:
             observer.on_add(request)
         self.scheduler.add_request(request)
-        self._in_flight[request_id] = _InFlight(request)
+        self._flights.add(request)
         if getattr(request, "abort_immediately", False):
             # As EngineCore.add_request: a KV connector frees what it holds for the request.
             self.abort(request_id)
@@ -297,7 +280,7 @@ class EngineLoop:
 
     def has_unfinished(self) -> bool:
         """Whether requests are waiting or running."""
-        return bool(self._in_flight)
+        return bool(self._flights)
 
     def step(self) -> list[RequestUpdate]:
         """Schedule, execute, sample and update once; returns what it brought, per request.
@@ -326,62 +309,16 @@ class EngineLoop:
         scheduled = self.scheduler.schedule()
         output = self._stepping.run(self.executor, self.scheduler, scheduled)
         outputs = self._scheduling.outputs(self.scheduler, scheduled, output)
-        updates = [self._outputs.read(o, self._num_logprobs(o.request_id)) for o in outputs]
+        updates = [self._outputs.read(o, self._flights.num_logprobs(o.request_id)) for o in outputs]
         if self.vllm_config.speculative_config is not None:
-            self._note_drafts(self._scheduler_outputs.read(scheduled), updates)
+            self._flights.note_drafts(self._scheduler_outputs.read(scheduled), updates)
             if not self.vllm_config.scheduler_config.async_scheduling and scheduled.total_num_scheduled_tokens:
                 self._stepping.update_drafts(self.executor, self.scheduler)
         for update in updates:
-            self._take(update)
+            finished = self._flights.take(update)
+            if finished is not None:
+                self._notify(finished)
         return updates
-
-    def _num_logprobs(self, request_id: str) -> int | None:
-        flight = self._in_flight.get(request_id)
-        params = flight.request.sampling_params if flight is not None else None
-        return params.logprobs if params is not None else None
-
-    def _note_drafts(self, batch: ScheduledBatch, updates: Iterable[RequestUpdate]) -> None:
-        emitted = {update.request_id: update.new_token_ids for update in updates}
-        for scheduled in batch.requests:
-            flight = self._in_flight.get(scheduled.request_id)
-            drafts, tokens = scheduled.draft_token_ids, emitted.get(scheduled.request_id)
-            if flight is None or not drafts or not tokens:
-                continue
-            if -1 in drafts:
-                # The asynchronous scheduler leaves the drafts in the worker: the last token counts as the target's.
-                accepted = len(tokens) - 1
-            else:
-                # A rejected draft never equals what is emitted in its place, so equal tokens are accepted ones.
-                matches = takewhile(lambda pair: pair[0] == pair[1], zip(drafts, tokens, strict=False))
-                accepted = sum(1 for _ in matches)
-            flight.drafts.append(DraftStep(len(drafts), accepted, len(tokens)))
-
-    def _take(self, update: RequestUpdate) -> None:
-        flight = self._in_flight.get(update.request_id)
-        if flight is None:
-            return
-        flight.updates.append(update)
-        if update.finish_reason is not None:
-            self._notify(self._settle(update.request_id, update.finish_reason, update.stop_reason))
-
-    def _settle(self, request_id: str, reason: str, stop_reason: int | str | None) -> FinishedRequest:
-        flight = self._in_flight.pop(request_id)
-        request, updates = flight.request, flight.updates
-        has_logprobs = any(u.logprobs is not None for u in updates)
-        finished = FinishedRequest(
-            request_id=request_id,
-            prompt_token_ids=tuple(request.prompt_token_ids or ()),
-            token_ids=tuple(token for u in updates for token in u.new_token_ids),
-            finish_reason=reason,
-            stop_reason=stop_reason,
-            logprobs=tuple(row for u in updates for row in u.logprobs or ()) if has_logprobs else None,
-            prompt_logprobs=next((u.prompt_logprobs for u in updates if u.prompt_logprobs is not None), None),
-            num_cached_tokens=next((u.num_cached_tokens for u in updates if u.num_cached_tokens is not None), 0),
-            num_steps=sum(bool(u.new_token_ids) for u in updates),
-            draft_steps=tuple(flight.drafts),
-        )
-        self._done[request_id] = finished
-        return finished
 
     def _notify(self, finished: FinishedRequest) -> None:
         for observer in self._observers:
@@ -394,10 +331,7 @@ class EngineLoop:
 
         Those of a running ``generate`` are left to it.
         """
-        done = [finished for request_id, finished in self._done.items() if request_id not in self._promised]
-        for finished in done:
-            del self._done[finished.request_id]
-        return done
+        return self._flights.collect()
 
     def abort(self, request_ids: str | Iterable[str]) -> None:
         """Stop requests and free their blocks; they finish with reason "abort". Unknown ids are ignored, as in vLLM."""
@@ -409,11 +343,11 @@ class EngineLoop:
 
     def _end(self, request_ids: str | Iterable[str], status: str, reason: str) -> None:
         ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
-        known = [request_id for request_id in ids if request_id in self._in_flight]
+        known = [request_id for request_id in ids if self._flights.is_flying(request_id)]
         if known:
             self._scheduling.finish_requests(self.scheduler, known, status)
         # All books first: an observer that fails must not leave requests that the scheduler has forgotten.
-        for finished in [self._settle(request_id, reason, None) for request_id in known]:
+        for finished in [self._flights.settle(request_id, reason, None) for request_id in known]:
             self._notify(finished)
 
     def generate(
@@ -440,6 +374,7 @@ class EngineLoop:
             of ``add``.
         """
         limit = max_in_flight or 2 * self.vllm_config.scheduler_config.max_num_seqs
+        promised, finished = self._flights.promised, self._flights.done
         options = [PerPrompt("sampling params", sampling_params), PerPrompt("LoRA requests", lora_request)]
         source = iter(prompts)
         order: list[str] = []
@@ -456,10 +391,10 @@ class EngineLoop:
                         break
                     params, lora = (each.take() for each in options)
                     order.append(self.add(prompt, params, lora_request=UNSET if lora is None else lora))
-                    self._promised.add(order[-1])
-                while order and order[0] in self._done:
-                    self._promised.discard(order[0])
-                    yield self._done.pop(order.pop(0))
+                    promised.add(order[-1])
+                while order and order[0] in finished:
+                    promised.discard(order[0])
+                    yield finished.pop(order.pop(0))
                 if not order:
                     if exhausted:
                         break
@@ -475,9 +410,9 @@ class EngineLoop:
         finally:
             self.abort(order)
             for request_id in order:
-                self._promised.discard(request_id)
-                self._done.pop(request_id, None)
-        if not self._in_flight:
+                promised.discard(request_id)
+                finished.pop(request_id, None)
+        if not self._flights:
             self.step()  # tells the workers which requests are gone; their states would linger
 
     # -- the rest ---------------------------------------------------------------------------------------------------
@@ -517,7 +452,7 @@ class EngineLoop:
             steps.callback(self.scheduler.shutdown)
             steps.callback(self.executor.shutdown)
             steps.callback(self.structured_output_manager.clear_backend)
-            steps.callback(self.abort, list(self._in_flight))
+            steps.callback(self.abort, self._flights.ids())
 
     def __enter__(self) -> EngineLoop:
         return self
