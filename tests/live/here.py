@@ -11,6 +11,9 @@ from vllm_compat.patches import CATALOGUE
 #: Of the installed vLLM. Live tests need a known one.
 RELEASE = vc.installed().release or ()
 
+#: The nightly of the matrix: by its number 0.29.1, and on its way to 0.30.0.
+NIGHTLY = vc.installed().is_nightly
+
 
 def by_release(*steps: tuple[str, Any]) -> Any:
     """The value of the last step whose release is not newer than the installed one; steps are oldest first."""
@@ -40,6 +43,9 @@ IN_PROCESS = by_release(
     ("0.20.0", {"distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor"}),
     ("0.23.0", {}),
 )
+
+#: Whether the scheduler can keep a request from reading through a KV connector.
+HOLDS_CONNECTORS_BACK = RELEASE >= (0, 31) or NIGHTLY
 
 #: Whether the CPU backend has MLA, or ``VLLM_MLA_DISABLE=1`` has to be set.
 CPU_MLA = RELEASE >= (0, 29)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from here import BLOCK_SIZE, EAGER, RELEASE
+from here import BLOCK_SIZE, EAGER, HOLDS_CONNECTORS_BACK, RELEASE
 from saving_connector import SavingConnector, Work
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import base as native
@@ -254,7 +254,7 @@ def test_a_capture_does_not_begin_where_a_connector_cannot_be_held_back(tiny_lla
     """Its requests would be short of states. A connector that only saves does no harm."""
     scheduling = adapter("scheduler")
     for cls in (scheduling.scheduler_class(None, "sync"), scheduling.scheduler_class(None, "async")):
-        assert scheduling.holds_connector_back(object.__new__(cls)) is (RELEASE >= (0, 31, 0))
+        assert scheduling.holds_connector_back(object.__new__(cls)) is HOLDS_CONNECTORS_BACK
 
     for role, refused in (("kv_both", True), ("kv_consumer", True), ("kv_producer", False)):
         transfer = vc.make_kv_transfer_config(SavingConnector, role)

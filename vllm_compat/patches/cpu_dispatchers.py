@@ -65,7 +65,7 @@ PATCH = Patch(
             "_eagle_step_slot_mapping_metadata_kernel_impl",
         ),
     ),
-    since=(0, 30, 0),
+    since=(0, 29, 1),  # nightlies on the way from 0.29.0 to 0.30.0 have it
     until=(0, 31, 0),
     platform="cpu",
     phase="worker",

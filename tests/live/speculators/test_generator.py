@@ -20,8 +20,8 @@ import vllm_compat as vc
 LAYER_IDS = [5, 2, 6, 2]
 MAX_MODEL_LEN = 512
 #: In bfloat16, over all tokens of a batch. Rows of another prompt are off by more than 1. Up to 0.11.2 the experts are
-#: those of intel_extension_for_pytorch (matrix/deviations.toml).
-TOLERANCE = by_release(("0", 0.1), ("0.12.0", 0.03))
+#: those of intel_extension_for_pytorch, and up to 0.13.0 the kernels round more (matrix/deviations.toml).
+TOLERANCE = by_release(("0", 0.1), ("0.12.0", 0.05), ("0.14.0", 0.03))
 
 
 @dataclass
