@@ -77,7 +77,8 @@ def run_live(session: nox.Session, release: str) -> None:
     """Install a cell, see that it is what it should be, run tests/live, write down what they showed."""
     env = install(session, release)
     session.run("python", "matrix/cells/proof.py", release, env=env)
-    report = str(Path(session.create_tmp(), "live.xml"))
+    # Not in session.create_tmp(), which sets TMPDIR: workers of Ray do not start with one below their environment.
+    report = str(Path(session.virtualenv.location, "live.xml"))
     session.run(*PYTEST, "tests/live", f"--junitxml={report}", *session.posargs, env=env, success_codes=[0, 1])
     session.run("python", "matrix/record.py", "live", report, env=env)
 
