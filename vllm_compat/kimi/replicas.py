@@ -9,7 +9,9 @@ that a single replica would have written, row by row.
 from __future__ import annotations
 
 import itertools
+import os
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,6 +42,19 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks at how far the replicas are.
 _LOOK = 0.5
+
+
+def refuse_temporary_folder() -> None:
+    """ConfigError where a Ray of this machine would start no worker, wait for them for ever and say nothing."""
+    folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()).resolve()
+    environment = os.environ.get("VIRTUAL_ENV")
+    if environment and Path(environment).resolve() in (folder, *folder.parents):
+        raise ConfigError(
+            "replicas through a Ray of this machine",
+            needed=f"a folder for temporary files that is not below the virtual environment {environment}",
+            found=str(folder),
+            advice="set RAY_TMPDIR to another one",
+        )
 
 
 class Replica:
@@ -148,6 +163,7 @@ class Team:
         if self._mine:
             options: dict[str, Any] = {"address": cfg.extract.ray_address, "log_to_driver": False}
             if cfg.extract.ray_address is None:
+                refuse_temporary_folder()
                 # A place for each, however few cores there are: where there are GPUs, they are what is short.
                 options |= {"address": "local", "num_cpus": cfg.extract.replicas, "include_dashboard": False}
             ray.init(**options)
