@@ -160,6 +160,12 @@ def test_summary() -> None:
     assert 1.5 == made["loss"]
 
 
+def test_every_rank_gets_a_batch_though_there_is_but_one() -> None:
+    """Or the others would wait for it for ever."""
+    epochs = [BatchOrder((5, 5), batch_tokens=128, seed=1, world=8, rank=rank).epoch(0) for rank in range(8)]
+    assert [1] * 8 == [len(epoch) for epoch in epochs]
+
+
 def test_order_depends_on_seed_and_epoch_only() -> None:
     """Every row once per epoch, in a batch within the budget; another epoch or seed gives another order."""
     lengths = tuple(7 + i * 13 % 50 for i in range(100))

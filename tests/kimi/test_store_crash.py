@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import multiprocessing
 import os
@@ -20,6 +21,7 @@ import pytest
 from store_samples import check, provenance, sample, write
 
 from vllm_compat import StoreError
+from vllm_compat.kimi import files
 from vllm_compat.kimi.shards import shard_name
 from vllm_compat.kimi.store import Sample, Store, StoreWriter
 
@@ -349,6 +351,41 @@ def test_writes_that_come_short_are_gone_on_with(tmp_path: Path, monkeypatch: py
     monkeypatch.undo()
     Store(tmp_path).verify()
     check(Store(tmp_path), 40)
+
+
+def test_a_header_that_comes_short_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its place is a hole in the file until it is written, so that it too may find a disk nearly full."""
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, data[:100], at))
+    write(tmp_path, 0, 40, shard_bytes=5000)
+    monkeypatch.undo()
+    Store(tmp_path).verify()
+    check(Store(tmp_path), 40)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_an_error_after_the_index_was_renamed(goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a file system far away: what the index names is there, whether the writer tries again or ends."""
+    write(tmp_path, 0, 20, shard_bytes=1)
+    writer = StoreWriter(tmp_path, provenance(), 10**9)
+    writer.add(sample(20))
+    before = (tmp_path / "index.json").read_bytes()
+
+    def failing(folder: Path) -> None:
+        if (folder / "index.json").read_bytes() != before:
+            raise OSError(errno.EIO, "directory")
+
+    monkeypatch.setattr(files, "fsync_directory", failing)
+    with pytest.raises(StoreError, match="directory"):
+        writer.flush()
+    monkeypatch.undo()
+    if goes_on:
+        writer.close()
+    else:
+        writer._release()
+        StoreWriter(tmp_path, provenance(), 10**9).close()
+    Store(tmp_path).verify()
+    check(Store(tmp_path), 21)
 
 
 def test_room_for_a_shard_but_not_for_the_index(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ class BatchOrder:
             batches.extend(self._pack(sorted(order[i : i + window], key=lambda row: (self.lengths[row], row))))
         batches = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
         if self.world > 1 and self.fill:
-            batches += batches[: -len(batches) % self.world]
+            batches += [batches[i % len(batches)] for i in range(-len(batches) % self.world)]
         return batches[self.rank :: self.world]
 
     def walk(self, epoch: int, position: int) -> Iterator[Planned]:

@@ -153,7 +153,8 @@ def open_one_pass(cfg: Config, stops: Iterable[int], params_of: Any, progress: P
     with loop, capture_hidden_states(loop, layers, dtype=DTYPES[cfg.extract.dtype]) as capture:
         ends = frozenset(stops) | _ends_of(loop)
         provenance = provenance_of(cfg, capture.model_info, layers, _ROWS, **_whole(cfg.extract.dtype))
-        store = StoreWriter(folder_of(cfg), provenance, cfg.extract.shard_mb << 20)
+        extract = cfg.extract
+        store = StoreWriter(folder_of(cfg), provenance, extract.shard_mb << 20, extract.max_bad_rows)
         taken = set(store.done)
 
         def add(item: tuple[str, CapturedStates]) -> None:

@@ -67,7 +67,7 @@ def write_shard(path: Path, samples: Sequence[Encoded], provenance: Provenance) 
                 at += sum(map(len, piece))
             checksum = _combined(future.result() for future in futures)
             header = _header(provenance, rows, {**metadata, "checksum": checksum})
-            os.pwrite(fd, header, 0)
+            _write_header(fd, header)
         size = temporary.stat().st_size
         publish(temporary, path)
     finally:
@@ -174,6 +174,13 @@ def _write(fd: int, piece: Sequence[memoryview], at: int) -> bytes:
             if views:
                 views[0] = views[0][done:]
     return bytes(digest.digest())
+
+
+def _write_header(fd: int, header: bytes) -> None:
+    """All of it: its place is a hole in the file, and may get only a part of it on a disk that is nearly full."""
+    at = 0
+    while at < len(header):
+        at += os.pwrite(fd, header[at:], at)
 
 
 def _hash_piece(fd: int, at: int) -> bytes:

@@ -26,7 +26,7 @@ from .codec import Encoded, encode
 from .files import TEMPORARY_PREFIX, fsync_directory, lock, write_json
 from .sample_check import Refusals, fitting, not_finite
 from .shard_file import check_data, open_shards, read_shard, write_shard
-from .shards import FORMAT, INDEX, Provenance, Sample, Shard, damaged, shard_name
+from .shards import FORMAT, INDEX, Provenance, Sample, Shard, damaged, read_index, shard_name
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -216,7 +216,9 @@ def publish_shard(
             try:
                 shards[:] = index_with(path, provenance, shards, shard)
             except OSError:
-                file.unlink()  # or the next try would write its samples a second time
+                # What failed may have come after the index was renamed, and then it stands.
+                if shard.file not in {entry["file"] for entry in read_index(path)[1]}:
+                    file.unlink()  # or the next try would write its samples a second time
                 raise
     except OSError as error:
         raise StoreError(
