@@ -96,6 +96,8 @@ def all_releases(results: Results) -> str:
     for name in results.names():
         result = results.read(name)
         release = result.get("release", result.get("vllm"))
+        if release is None:  # of the store alone
+            continue
         kind = name.removesuffix(release).rstrip("-/")
         measured.setdefault(release, []).extend([kind] if kind != "live" else [])
     rows = []
