@@ -88,6 +88,7 @@ class EngineLoop:
         self._observers: list[LoopObserver] = []
         self._input_processor: Any = None
         self._failed: BaseException | None = None
+        self._ahead: list[RequestUpdate] = []
         self._refuse_unmatched_scheduler(scheduler_cls)
         self._claim_process(executor_cls)
         try:
@@ -279,8 +280,8 @@ class EngineLoop:
     # -- stepping ---------------------------------------------------------------------------------------------------
 
     def has_unfinished(self) -> bool:
-        """Whether requests are waiting or running."""
-        return bool(self._flights)
+        """Whether requests are waiting or running, or ``step`` has something to return."""
+        return bool(self._flights or self._ahead)
 
     def step(self) -> list[RequestUpdate]:
         """Schedule, execute, sample and update once; returns what it brought, per request.
@@ -295,15 +296,20 @@ class EngineLoop:
                 found=f"a step failed before ({type(self._failed).__name__}: {self._failed})",
                 advice="shut it down and open a new one",
             )
+        ahead, self._ahead = self._ahead, []
         # Finished ids still have to reach the workers: has_requests stays true for one step after the last finish.
         if not self.scheduler.has_requests():
-            return []
+            return ahead
         try:
-            return self._step()
+            return ahead + self._step()
         except BaseException as error:
             # Scheduler and runner are now between two states: whatever came next would be wrong.
             self._failed = error
             raise
+
+    def step_ahead(self) -> None:
+        """A step that an observer needs; what it brings, the next ``step`` returns."""
+        self._ahead = self.step()
 
     def _step(self) -> list[RequestUpdate]:
         scheduled = self.scheduler.schedule()

@@ -1,16 +1,14 @@
-"""Rows of a step on their way to the CPU: cut per request, in memory of their own, pickled as plain states."""
+"""Rows of a step on their way to the CPU: cut per request, and left alone between two steps."""
 
 from __future__ import annotations
 
-import pickle
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from vllm_compat.capture.recorder import RequestStates, _Chunk
-from vllm_compat.capture.staging import Gap, Rows, Staging
+from vllm_compat.capture.staging import Gap, Staging
 
 H = 1024
 
@@ -54,24 +52,6 @@ def test_states_made_in_inference_mode_can_be_used() -> None:
     states = rows.arrived()
     assert not states.is_inference()
     states += 1
-
-
-def test_chunks_are_put_together() -> None:
-    """By position; one computed twice counts as it was computed last, and what is beyond the end is dropped."""
-    first, second, again = (torch.full((4, 1, 2), value) for value in (1.0, 2.0, 3.0))
-    chunks = tuple(_Chunk(start, Rows(states, owned=False)) for start, states in ((0, first), (4, second), (2, again)))
-    made = RequestStates((5,), 7, chunks)
-    assert [1, 1, 3, 3, 3, 3, 2] == made.tensor()[:, 0, 0].tolist()
-    assert 7 * 2 * 4 == made.nbytes
-
-
-def test_a_worker_process_sends_states_only() -> None:
-    """Pickling waits for the copy and sends the request's rows, not the step's."""
-    (one, _) = Staging(torch.device("cpu")).fetch(step(3), [1, 2])
-    states = RequestStates((1, 2, 3), 1, (_Chunk(0, one),))
-    sent = pickle.dumps(states)
-    assert len(sent) < 2 * states.nbytes
-    assert torch.equal(states.tensor(), pickle.loads(sent).tensor())
 
 
 def seconds_in(gap: Gap) -> float:

@@ -45,3 +45,45 @@ def test_native_extraction_agrees_bit_for_bit(
         assert (ours.token_ids, ours.layers) == (theirs.token_ids, theirs.layers)
         assert ours.hidden_states.nbytes == theirs.nbytes
         assert torch.equal(ours.hidden_states, found)
+
+
+@pytest.mark.skipif(not EXTRACTS, reason=NO_EXTRACTION)
+def test_files_that_nobody_takes_are_removed(tiny_llama: str, prompts: list[list[int]], tmp_path: Path) -> None:
+    """Of requests that were aborted, did not fit, or had an id that is used again; what runs beside loses nothing."""
+    long, short = (vc.make_sampling_params(temperature=0.0, max_tokens=n, ignore_eos=True) for n in (40, 3))
+    with open_loop(tiny_llama, async_scheduling=False, **arguments(tmp_path, 2, 7)) as loop:
+        with vc.capture_hidden_states(loop, (2, 7), way="native") as capture:
+            beside = loop.add(prompts[0], long)
+            first = loop.add(prompts[1], short, request_id="again")
+            aborted, unseen = loop.add(prompts[2], long), loop.add(prompts[3], long)
+            new: dict[str, list[int]] = {}
+
+            def step() -> None:
+                for update in loop.step():
+                    new.setdefault(update.request_id, []).extend(update.new_token_ids)
+
+            while not any(done.request_id == first for done in loop.collect()):
+                step()
+            loop.abort(aborted)
+            # The same id with another prompt, and popped while the other request runs: a step is needed for its file.
+            loop.add(prompts[4], short, request_id="again")
+            while "again" not in capture._ready:
+                step()
+            again = capture.pop("again")
+            assert tuple(prompts[4]) == again.token_ids[: len(prompts[4])]
+            assert again.hidden_states.shape[0] == len(again.token_ids)
+            loop.abort(unseen)
+            late = loop.add(prompts[3], long)
+            loop.abort(late)  # before its first step: vLLM writes nothing
+            while loop.has_unfinished():
+                step()
+            assert len(new[beside]) == 40
+            finished = {done.request_id: done for done in loop.collect()}
+            assert list(finished[beside].token_ids) == new[beside]
+            assert capture.pop(beside).hidden_states.shape[0] == len(prompts[0]) + 39
+        assert not list(tmp_path.iterdir())
+        with vc.capture_hidden_states(loop, (2,), way="native", max_unpopped_bytes=1) as capture:
+            (done,) = loop.generate(prompts[:1], short)
+            with pytest.raises(vc.CaptureError, match="nobody popped"):
+                capture.pop(done.request_id)
+        assert not list(tmp_path.iterdir())

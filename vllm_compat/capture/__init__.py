@@ -11,57 +11,24 @@ import importlib
 import logging
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.adapters.select import adapter
 from vllm_compat.capture.names import NATIVE, WAYS
 from vllm_compat.capture.native import FileStates, NativeFiles, native_capture_args
+from vllm_compat.capture.states import CapturedStates, Joined
 from vllm_compat.errors import CaptureError
 from vllm_compat.installed import installed
 from vllm_compat.values import FinishedRequest
 
 if TYPE_CHECKING:
-    from vllm_compat.capture.recorder import RequestStates
+    from vllm_compat.capture.chunks import RequestStates
     from vllm_compat.engine import EngineLoop
 
 _log = logging.getLogger(__name__)
 
 __all__ = ["CapturedStates", "HiddenStatesCapture", "capture_hidden_states", "native_capture_args"]
-
-
-@dataclass(frozen=True, eq=False)
-class CapturedStates:
-    """The hidden states of one request.
-
-    Attributes:
-        request_id: The request's id.
-        token_ids: The T tokens that the model was fed: the prompt and all generated tokens but the last.
-        layers: The L boundary ids, ascending.
-        nbytes: Bytes of ``hidden_states``.
-    """
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    layers: tuple[int, ...]
-    nbytes: int
-    _parts: tuple[RequestStates | FileStates, ...] = field(repr=False)
-
-    @cached_property
-    def hidden_states(self) -> Any:
-        """Torch tensor [T, L, H] on the CPU in the model's dtype, or the one asked for; row t is the state at token t.
-
-        Waits for the copy from the GPU, which runs beside the next step. Where the loop should go on meanwhile, let
-        another thread (a writer's) be the first to ask.
-        """
-        tensors = [part.tensor() for part in self._parts]
-        if len(tensors) == 1:
-            return tensors[0]
-        import torch
-
-        return torch.cat(tensors, dim=1)  # stage after stage, so boundaries ascend
 
 
 def capture_hidden_states(
@@ -170,9 +137,18 @@ class HiddenStatesCapture:
                 advice="run it outside of the capture",
             )
         adapter("request").keep_from_prefix_cache(request)
+        self._forget(request.request_id)
         if self._native is not None:
             self._native.add(request)
         self._tracked.add(request.request_id)
+
+    def _forget(self, request_id: str) -> None:
+        """What nobody popped of a request that had this id before."""
+        self._incomplete.pop(request_id, None)
+        states = self._ready.pop(request_id, None)
+        if states is not None:
+            self._ready_bytes -= states.nbytes
+            self._drop(request_id)
 
     def on_finish(self, finished: FinishedRequest) -> None:
         if finished.request_id not in self._tracked:
@@ -195,19 +171,23 @@ class HiddenStatesCapture:
         nbytes = sum(part.nbytes for part in parts)
         if self._ready_bytes + nbytes > self._max_bytes:
             self._incomplete[finished.request_id] = self._too_many(finished.request_id, nbytes)
+            self._drop(finished.request_id)
             return
         self._ready_bytes += nbytes
-        self._ready[finished.request_id] = CapturedStates(finished.request_id, fed, self.layers, nbytes, parts)
+        self._ready[finished.request_id] = CapturedStates(finished.request_id, fed, self.layers, nbytes, Joined(parts))
 
     def _take(self, request_id: str, fed: tuple[int, ...]) -> tuple[RequestStates | FileStates, ...]:
         if self._native is not None:
             return (self._native.take(request_id, fed),)
-        answers = self._loop.call_workers("vllm_compat_capture_take", request_id, len(fed))
+        sends = not self._loop._owns_process
+        answers = self._loop.call_workers("vllm_compat_capture_take", request_id, len(fed), sends)
         return tuple(sorted((answer for answer in answers if answer is not None), key=lambda part: part.layers))
 
     def _drop(self, request_id: str) -> None:
         if self._native is None:
             self._loop.call_workers("vllm_compat_capture_drop", [request_id])
+        else:
+            self._native.drop(request_id)
 
     def _too_many(self, request_id: str, nbytes: int) -> CaptureError:
         return CaptureError(
@@ -236,7 +216,7 @@ class HiddenStatesCapture:
                 advice="pop each request once, after the loop yields it",
             ) from None
         self._ready_bytes -= states.nbytes
-        for part in states._parts:
+        for part in states._joined.parts:
             if self._native is not None and isinstance(part, FileStates):
                 self._native.see_to(part)
         return states
@@ -249,8 +229,12 @@ class HiddenStatesCapture:
         self._tracked.clear()
         if self in self._loop._observers:
             self._loop.unobserve(self)
-            if self._loop.executor is not None and self._native is None:
+            if self._loop.executor is None:
+                return
+            if self._native is None:
                 self._loop.call_workers("vllm_compat_capture_stop")
+            elif self._loop._failed is None:
+                self._native.clear()
 
     def __enter__(self) -> HiddenStatesCapture:
         return self

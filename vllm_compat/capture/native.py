@@ -56,28 +56,48 @@ def native_capture_args(layers: Iterable[int], folder: str | Path) -> dict[str, 
 
 
 @dataclass(frozen=True)
-class FileStates:
-    """States of one request in the file that vLLM writes."""
+class _File:
+    """What vLLM writes of one request, under a lock that it holds from the request's first step on."""
 
-    layers: tuple[int, ...]
-    nbytes: int
     path: Path
-    token_ids: tuple[int, ...]
-    places: tuple[int, ...]
-    dtype: Any
 
     @property
     def _lock(self) -> Path:
         return self.path.with_name(f"{self.path.name}.lock")
+
+    def is_begun(self) -> bool:
+        """Whether vLLM has seen the request."""
+        return self._lock.exists()
 
     def is_written(self) -> bool:
         """Whether the file is complete."""
         try:
             with self._lock.open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
+        except (FileNotFoundError, BlockingIOError):
             return False
         return self.path.exists()
+
+    def wait(self) -> None:
+        """For vLLM's writer."""
+        with self._lock.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self._lock.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class FileStates:
+    """States of one request in the file that vLLM writes."""
+
+    layers: tuple[int, ...]
+    nbytes: int
+    file: _File
+    token_ids: tuple[int, ...]
+    places: tuple[int, ...]
+    dtype: Any
 
     def tensor(self) -> Any:
         """[T, L, H]; waits for vLLM's writer, and removes the file.
@@ -87,18 +107,16 @@ class FileStates:
         """
         from safetensors.torch import load_file
 
-        with self._lock.open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH)
-        found = load_file(self.path)
+        self.file.wait()
+        found = load_file(self.file.path)
         if tuple(found["token_ids"].tolist()) != self.token_ids:
             raise CaptureError(
-                f"hidden states in {self.path}",
+                f"hidden states in {self.file.path}",
                 needed=f"states of the {len(self.token_ids)} tokens that the model was fed",
                 found=f"states of {len(found['token_ids'])} tokens",
                 advice="use another way",
             )
-        self.path.unlink()
-        self._lock.unlink()
+        self.file.remove()
         return found["hidden_states"][:, list(self.places)].to(self.dtype)
 
 
@@ -131,6 +149,8 @@ class NativeFiles:
         model = loop.vllm_config.model_config
         self._dtype = dtype or model.dtype
         self._row = model.get_hidden_size() * self._dtype.itemsize * len(layers)
+        #: Of requests whose states nobody will take; vLLM writes them in a later step.
+        self._unwanted: list[_File] = []
         self.info = {
             "num_hidden_layers": model.hf_text_config.num_hidden_layers,
             "hidden_size": model.get_hidden_size(),
@@ -142,17 +162,40 @@ class NativeFiles:
 
     def add(self, request: Any) -> None:
         """Have the states of generated tokens written too."""
+        if self._file(request.request_id) in self._unwanted:
+            self.clear()  # it will be written under the same name
         request.kv_transfer_params = {**(request.kv_transfer_params or {}), "include_output_tokens": True}
 
     def take(self, request_id: str, token_ids: tuple[int, ...]) -> FileStates:
         """The states of a request that has just finished; its file comes with the next step."""
-        path = self._folder / f"{request_id}.safetensors"
-        return FileStates(self._layers, self._row * len(token_ids), path, token_ids, self._places, self._dtype)
+        file = self._file(request_id)
+        return FileStates(self._layers, self._row * len(token_ids), file, token_ids, self._places, self._dtype)
 
     def see_to(self, states: FileStates) -> None:
         """Run the step in which vLLM writes, if it is still to come."""
-        if not states.is_written() and self._loop.scheduler.has_requests():
-            self._loop.step()
+        if not states.file.is_written() and self._loop.scheduler.has_requests():
+            self._loop.step_ahead()
+
+    def drop(self, request_id: str) -> None:
+        """A finished request whose states nobody will take."""
+        written = [file for file in self._unwanted if file.is_written()]
+        for file in written:
+            file.remove()
+        self._unwanted = [file for file in self._unwanted if file not in written]
+        self._unwanted.append(self._file(request_id))
+
+    def clear(self) -> None:
+        """Remove the files that nobody will take, once vLLM has written them."""
+        if self._unwanted and self._loop.scheduler.has_requests():
+            self._loop.step_ahead()
+        for file in self._unwanted:
+            if file.is_begun():  # not of a request that was aborted before its first step
+                file.wait()
+                file.remove()
+        self._unwanted.clear()
+
+    def _file(self, request_id: str) -> _File:
+        return _File(self._folder / f"{request_id}.safetensors")
 
 
 def _extracted(vllm_config: Any) -> tuple[int, ...]:

@@ -3,67 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import wrapt
 
 from vllm_compat.adapters.select import adapter
+from vllm_compat.capture.chunks import Chunk, Chunks, RequestStates
 from vllm_compat.capture.layers import Decoder, decoder_of
-from vllm_compat.capture.staging import Rows, Staging
+from vllm_compat.capture.staging import Staging
 from vllm_compat.capture.ways import choose, refuse_wrong_layers, source_of
 from vllm_compat.errors import CaptureError
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    start: int
-    rows: Rows
-
-    @property
-    def count(self) -> int:
-        return len(self.rows.states)
-
-
-@dataclass(frozen=True)
-class RequestStates:
-    """States of a finished request at this stage's boundaries, on their way to the CPU or there.
-
-    Pickling it (the answer of a worker process) waits for them.
-    """
-
-    layers: tuple[int, ...]
-    num_tokens: int
-    chunks: tuple[_Chunk, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the states, once put together."""
-        return self.num_tokens * int(self.chunks[0].rows.states[:1].nbytes)
-
-    def tensor(self) -> torch.Tensor:
-        """[num_tokens, L, H], in memory of its own."""
-        first = self.chunks[0]
-        if len(self.chunks) == 1 and first.rows.owned and first.count == self.num_tokens:
-            return first.rows.arrived()
-        states: torch.Tensor | None = None
-        for chunk in self.chunks:
-            rows = chunk.rows.arrived()
-            if states is None:
-                states = rows.new_empty((self.num_tokens, *rows.shape[1:]))
-            # Later chunks win: after a preemption, or a rejected draft, a position is computed again.
-            end = min(chunk.start + chunk.count, self.num_tokens)
-            states[chunk.start : end] = rows[: end - chunk.start]
-        assert states is not None
-        return states
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (self.layers, self.tensor())
-
-
-def _arrived(layers: tuple[int, ...], states: torch.Tensor) -> RequestStates:
-    return RequestStates(layers, len(states), (_Chunk(0, Rows(states, owned=True)),))
 
 
 class Recorder:
@@ -89,7 +39,7 @@ class Recorder:
         self._runner = runner
         self._batches = adapter("scheduler_output")
         self._rows = adapter("batch_rows")
-        self._chunks: dict[str, list[_Chunk]] = {}
+        self._chunks = Chunks()
         decoder = decoder_of(runner.get_model())
         refuse_wrong_layers(runner, decoder, layers)
         chosen = choose(runner, decoder, layers, way)
@@ -135,9 +85,10 @@ class Recorder:
                 found=f"{total} rows in the runner's batch; boundaries missing: {missing}, short: {short}",
                 advice="a layer ran on a shard of the tokens or not at all: report model and parallel settings",
             )
+        self._chunks.tidy()
         fetched = self._staging.fetch([seen[boundary] for boundary in self.boundaries], [count for _, count in rows])
         for (request_id, _), part in zip(rows, fetched, strict=True):
-            self._chunks.setdefault(request_id, []).append(_Chunk(starts[request_id], part))
+            self._chunks.add(request_id, Chunk(starts[request_id], part))
 
     # -- per request ------------------------------------------------------------------------------------------------
 
@@ -147,7 +98,7 @@ class Recorder:
         Raises:
             CaptureError: some position was never computed while the capture ran.
         """
-        chunks = [chunk for chunk in self._chunks.pop(request_id, []) if chunk.start < num_tokens and chunk.count]
+        chunks = [chunk for chunk in self._chunks.pop(request_id) if chunk.start < num_tokens and chunk.count]
         gaps = _gaps(chunks, num_tokens)
         if gaps:
             raise CaptureError(
@@ -160,13 +111,12 @@ class Recorder:
 
     def take_all(self) -> dict[str, torch.Tensor]:
         """Request id -> [T, L, H] of every request, as far as it was computed. CaptureError as in ``take``."""
-        ends = {name: max(c.start + c.count for c in chunks) for name, chunks in self._chunks.items()}
-        return {name: self.take(name, end).tensor() for name, end in ends.items()}
+        return {name: self.take(name, end).tensor() for name, end in self._chunks.ends().items()}
 
     def drop(self, request_ids: Sequence[str]) -> None:
         """Forget requests that nobody will take."""
         for request_id in request_ids:
-            self._chunks.pop(request_id, None)
+            self._chunks.pop(request_id)
 
     def close(self) -> None:
         """Leave the runner as it was; auxiliary outputs that it was opened with stay on."""
@@ -177,16 +127,16 @@ class Recorder:
         self._chunks.clear()
 
 
-def _gaps(chunks: Sequence[_Chunk], num_tokens: int) -> list[int]:
+def _gaps(chunks: Sequence[Chunk], num_tokens: int) -> list[int]:
     """Positions that no chunk has; chunks ascend, unless a position was computed twice."""
     at = 0
     for chunk in chunks:
         if chunk.start > at:
             break
-        at = max(at, chunk.start + chunk.count)
+        at = max(at, chunk.end)
     if at >= num_tokens:
         return []
-    have = set[int]().union(*(range(chunk.start, chunk.start + chunk.count) for chunk in chunks))
+    have = set[int]().union(*(range(chunk.start, chunk.end) for chunk in chunks))
     return [position for position in range(num_tokens) if position not in have]
 
 

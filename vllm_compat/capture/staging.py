@@ -78,18 +78,36 @@ class _Copy:
         self._done.synchronize()
 
 
+@dataclass
+class Shared:
+    """A piece of memory in which several requests have rows.
+
+    Attributes:
+        nbytes: Its size.
+        left: Bytes of requests that still count, for who keeps the books.
+    """
+
+    nbytes: int
+    left: int
+
+
 @dataclass(frozen=True)
 class Rows:
     """Rows of one request and one step.
 
     Attributes:
         states: [n, L, H] in CPU memory, to be read after ``arrived``. Pinned where they come from a CUDA device.
-        owned: The memory holds nothing else.
+        shared: The memory they are in, if it holds others too.
     """
 
     states: torch.Tensor
-    owned: bool
+    shared: Shared | None = None
     _copy: _Copy | None = None
+
+    @property
+    def owned(self) -> bool:
+        """Whether the memory holds nothing else."""
+        return self.shared is None
 
     def arrived(self) -> torch.Tensor:
         """The states, once they are all there."""
@@ -157,20 +175,28 @@ class Staging:
         row = len(seen) * seen[0][:1].nbytes
         made: list[Rows] = []
         for start, group in _groups(counts, row):
-            stacked = self._stacked(seen, start, sum(group))
-            made += [Rows(part, owned=len(group) == 1) for part in stacked.split(group)]
+            made += _parts(self._stacked(seen, start, sum(group)), group, None)
         return made
 
     def _stage(self, stacked: torch.Tensor, counts: Sequence[int]) -> list[Rows]:
         self.launch()
-        hosts: list[tuple[int, torch.Tensor]] = []
-        parts: list[tuple[torch.Tensor, bool]] = []
-        for start, group in _groups(counts, stacked[:1].nbytes):
-            host = torch.empty((sum(group), *stacked.shape[1:]), dtype=stacked.dtype, pin_memory=True)
-            hosts.append((start, host))
-            parts += [(part, len(group) == 1) for part in host.split(group)]
-        self._last = _Copy(stacked, self._stream, hosts)
-        return [Rows(states, owned, self._last) for states, owned in parts]
+        groups = _groups(counts, stacked[:1].nbytes)
+        hosts = [
+            (start, torch.empty((sum(group), *stacked.shape[1:]), dtype=stacked.dtype, pin_memory=True))
+            for start, group in groups
+        ]
+        self._last = _Copy(stacked, self._stream, list(hosts))
+        return [
+            rows
+            for (_, host), (_, group) in zip(hosts, groups, strict=True)
+            for rows in _parts(host, group, self._last)
+        ]
+
+
+def _parts(stacked: torch.Tensor, counts: list[int], copy: _Copy | None) -> list[Rows]:
+    """Per request its rows of a group."""
+    shared = Shared(stacked.nbytes, stacked.nbytes) if len(counts) > 1 else None
+    return [Rows(part, shared, copy) for part in stacked.split(counts)]
 
 
 def _groups(counts: Sequence[int], row_bytes: int) -> list[tuple[int, list[int]]]:

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from vllm_compat.capture.chunks import RequestStates
 from vllm_compat.capture.layers import decoder_of
 from vllm_compat.capture.recorder import Recorder
 from vllm_compat.capture.ways import prepare
@@ -67,9 +68,17 @@ class HiddenStatesWorkerExtension:
         return type(self.model_runner).__module__  # type: ignore[attr-defined]
 
     @_refuses
-    def vllm_compat_capture_take(self, request_id: str, num_tokens: int) -> Any:
+    def vllm_compat_capture_take(self, request_id: str, num_tokens: int, sends: bool) -> RequestStates | None:
+        """States of a finished request. ``sends``: to another process, so that they have to be there.
+
+        Then they are waited for here: vLLM may pickle the answer in a thread of its own, where an error would be
+        lost.
+        """
         recorder: Recorder = getattr(self, _SLOT)
-        return recorder.take(request_id, num_tokens) if recorder.keeps else None
+        if not recorder.keeps:
+            return None
+        states = recorder.take(request_id, num_tokens)
+        return states.arrived() if sends else states
 
     def vllm_compat_capture_drop(self, request_ids: Sequence[str]) -> None:
         recorder: Recorder = getattr(self, _SLOT)
