@@ -12,7 +12,8 @@ discarded: pinned memory is allocated in it.
     store      captured (first way), written by the pipeline's own store
 
 A rate counts until the last byte is there; "tail" are the seconds of that after the last step, which a longer run
-has once as well. "KV tokens" are what the cache has room for.
+has once as well: "eager-long" goes over the prompts ten times, and another process makes room for what it writes. "KV
+tokens" are what the cache has room for.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ import json
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,10 @@ class Sink:
         self._threads = ThreadPoolExecutor(threads)
         self._room = threading.Semaphore(max_items)
         self._puts: list[Future[None]] = []
+
+    @property
+    def taken(self) -> int:
+        return len(self._puts)
 
     def add(self, index: int, states: Any) -> None:
         self._room.acquire()
@@ -161,6 +167,29 @@ def store(folder: Path) -> Iterator[Sink]:
         sink = Sink(write, 1)
         yield sink
         sink.close()
+    assert len(writer.done) == sink.taken, f"{len(writer.done)} samples of {sink.taken} are in the store"
+
+
+#: Keeps the newest files of a folder; a process of its own, so that the loop does not share the GIL with it.
+SWEEP = """
+import pathlib, sys, time
+while True:
+    for file in sorted(pathlib.Path(sys.argv[1]).glob("shard-*"))[: -int(sys.argv[2])]:
+        file.unlink()
+    time.sleep(0.2)
+"""
+
+
+@contextmanager
+def swept(folder: Path, keep: int = 24) -> Iterator[None]:
+    """A run of minutes makes more states than memory or disk have room for: only the newest shards stay."""
+    process = subprocess.Popen([sys.executable, "-c", SWEEP, str(folder), str(keep)])
+    try:
+        yield
+        assert process.poll() is None, "nobody made room"
+    finally:
+        process.kill()
+        process.wait()
 
 
 #: What is captured, the final state (boundary 6) among it.
@@ -225,8 +254,10 @@ def place(given: argparse.Namespace) -> Path:
     return memory if roomy else Path(tempfile.gettempdir())
 
 
-def our_engine(given: argparse.Namespace, kinds: tuple[str, ...], *, eager: bool, prepared: bool) -> dict[str, Any]:
-    """Rates of one EngineLoop, the kinds in turn."""
+def our_engine(
+    given: argparse.Namespace, kinds: tuple[str, ...], *, eager: bool, prepared: bool, passes: int
+) -> dict[str, Any]:
+    """Rates of one EngineLoop, the kinds in turn; one round of many passes over the prompts, or some of one pass."""
     import vllm_compat as vc
 
     params = vc.make_sampling_params(temperature=0.0, max_tokens=1, detokenize=False)
@@ -244,28 +275,30 @@ def our_engine(given: argparse.Namespace, kinds: tuple[str, ...], *, eager: bool
             rates: dict[str, list[float]] = {kind: [] for kind in kinds}
             ways = {}
             tails: dict[str, list[float]] = {}
-            for round_number in range(given.rounds + 1):
+            for round_number in range((given.rounds if passes == 1 else 1) + 1):
                 order = kinds if round_number % 2 else kinds[::-1]
+                times = passes if round_number else 1
                 for kind in order:
                     folder = Path(scratch, "out")
                     folder.mkdir()
-                    began = time.perf_counter()
-                    ways[kind], ended = run_once(loop, kind, prompts, params, folder)
-                    seconds = time.perf_counter() - began
+                    with swept(folder) if passes > 1 else nullcontext():
+                        began = time.perf_counter()
+                        ways[kind], ended = run_once(loop, kind, prompts * times, params, folder)
+                        seconds = time.perf_counter() - began
                     shutil.rmtree(folder)
                     if round_number:
-                        rates[kind].append(tokens / seconds)
+                        rates[kind].append(tokens * times / seconds)
                         tails.setdefault(kind, []).append(round(seconds - (ended - began), 3))
             kv = config.cache_config.num_gpu_blocks * config.cache_config.block_size
             runner = type(loop.executor.driver_worker.worker.model_runner).__module__
         found = {"runner": runner, "kv_tokens": kv, "ways": ways, "tail_seconds": tails, "folder": str(place(given))}
-    return {**found, "start_seconds": round(started, 1), "tokens": tokens, **summary(rates, "plain")}
+    return {**found, "start_seconds": round(started, 1), "tokens": tokens * passes, **summary(rates, "plain")}
 
 
-def engine(*kinds: str, eager: bool, prepared: bool | None = None) -> Check:
+def engine(*kinds: str, eager: bool, prepared: bool | None = None, passes: int = 1) -> Check:
     """A check of one EngineLoop; a compiled one is told the layers when it is opened, unless said otherwise."""
     told = not eager if prepared is None else prepared
-    return lambda given: our_engine(given, kinds, eager=eager, prepared=told)
+    return lambda given: our_engine(given, kinds, eager=eager, prepared=told, passes=passes)
 
 
 def run_once(loop: Any, kind: str, prompts: list[list[int]], params: Any, folder: Path) -> tuple[str, float]:
@@ -425,6 +458,7 @@ def together(_: argparse.Namespace, checks: dict[str, Any]) -> dict[str, Any]:
 
     made["files_of_eager_plain"] = ratio(("eager", "files"), ("eager", "plain"))
     made["store_of_eager_plain"] = ratio(("eager", "store"), ("eager", "plain"))
+    made["store_of_plain_over_minutes"] = ratio(("eager-long", "store"), ("eager-long", "plain"))
     made["compiled_files_of_compiled_plain"] = ratio(("compiled", "files"), ("compiled", "plain"))
     made["compiled_files_of_plain_without_outputs"] = ratio(("compiled", "files"), ("compiled-plain", "plain"))
     made["vllm_native_of_our_plain"] = ratio(("vllm-native", "native"), ("eager", "plain"))
@@ -452,6 +486,7 @@ def main() -> int:
     checks = Checks(__file__, parser)
     checks.add("ceilings", ceilings, limit=60)
     checks.add("eager", engine("plain", "files", "store", eager=True), limit=220)
+    checks.add("eager-long", engine("plain", "store", eager=True, passes=10), limit=300, usual=False)
     checks.add("vllm-native", lambda given: vllm_engine(given, extract=True), limit=120)
     checks.add("compiled", engine("plain", "files", "store", eager=False), limit=260)
     checks.add("compiled-plain", engine("plain", eager=False, prepared=False), limit=160, usual=False)
